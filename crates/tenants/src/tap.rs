@@ -59,7 +59,8 @@ pub fn pidfd(process: ThreadId) -> io::Result<OwnedFd> {
 /// A copy of a process's descriptor that [`is_tap`] has found.
 ///
 /// # Errors
-/// `EBADF` if it is closed, `ENODEV` if it has become another file, `EPERM` without CAP_SYS_PTRACE, `ENOSYS` before 5.6.
+/// `EBADF` if it is closed, `ENODEV` if it has become another file, `EPERM` without CAP_SYS_PTRACE, `ENOSYS` before
+/// 5.6.
 pub fn copy(pidfd: impl AsFd, number: RawFd) -> io::Result<OwnedFd> {
     let device = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

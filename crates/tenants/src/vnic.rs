@@ -245,10 +245,10 @@ fn first_files(process: &Path, limit: usize) -> std::io::Result<OpenFiles> {
 }
 
 impl OpenFiles {
-    /// The interfaces behind the tap and macvtap files, and whether each is one of the host's; a jail has a `/dev` of its
-    /// own. A process may have any file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm that the
-    /// device belongs to the interface. Only a tap's file has a line `iff`, with a name in the tap's network namespace:
-    /// `is_here` tells of a descriptor whether that is the host's.
+    /// The interfaces behind the tap and macvtap files, and whether each is one of the host's; a jail has a `/dev` of
+    /// its own. A process may have any file at `/dev/tap2`, and interface 2 may be a NIC. So the kernel must confirm
+    /// that the device belongs to the interface. Only a tap's file has a line `iff`, with a name in the tap's network
+    /// namespace: `is_here` tells of a descriptor whether that is the host's.
     pub fn interfaces(&self, network: &Network, is_here: impl Fn(&str) -> bool) -> BTreeMap<String, bool> {
         let mut found = BTreeMap::new();
         for (fd, target) in &self.targets {

@@ -70,7 +70,8 @@ mod tests {
                 let to = if from == 0 { IN_FLIGHT } else { from + step };
                 for (cpu, times) in per_cpu.iter().enumerate() {
                     let fresh = times.iter().filter(|time| (from..to).contains(*time));
-                    merger.add(fresh.map(|time| Event { time: *time, cpu: cpu as u32, pid: 0, what: EventKind::KvmEntry }));
+                    let event = |time: &u64| Event { time: *time, cpu: cpu as u32, pid: 0, what: EventKind::KvmEntry };
+                    merger.add(fresh.map(event));
                 }
                 out.extend(merger.take(to));
                 from = to;

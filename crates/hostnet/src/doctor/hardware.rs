@@ -61,7 +61,8 @@ pub(super) fn preempt_rt(inventory: &Inventory) -> Check {
         return Check::new("preempt-rt", title, State::Ok, "the kernel is PREEMPT_RT");
     }
     let found = if inventory.kernel.threaded_irqs {
-        "not PREEMPT_RT; interrupts are threaded by threadirqs, but softirqs and spinlocks still keep RT threads from running"
+        "not PREEMPT_RT; interrupts are threaded by threadirqs, but softirqs and spinlocks still keep RT threads from \
+        running"
     } else {
         "not PREEMPT_RT: interrupt handlers and softirqs run before every RT thread"
     };

@@ -41,11 +41,12 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::HostConfig,
         title: "NICs, queues and tenants that host.toml names exist",
-        waits_behind: "bulk packets of its NIC or queue, which has no class: host.toml names a NIC or queue that does not \
-            exist",
+        waits_behind: "bulk packets of its NIC or queue, which has no class: host.toml names a NIC or queue that does \
+            not exist",
         cost: Cost { delay_us: 6_182, text: "that of row napi-threaded, at most", source: "" },
         cure: "correct /etc/ontime/host.toml",
-        live_safe: "sets nothing; when a NIC appears, its link event starts a pass (net/core/dev.c, register_netdevice)",
+        live_safe: "sets nothing; when a NIC appears, its link event starts a pass (net/core/dev.c, \
+            register_netdevice)",
         plan: host_config::host_config,
     },
     Rule {
@@ -119,8 +120,8 @@ pub static RULES: &[Rule] = &[
             source: "`ontime-lab bench rt-server --kernel 6.12-rt`: Debian 6.12-rt, emulated, virtual clock, one CPU, \
                      bulk VMs receive TCP (docs/results/bench/rt-server.md)",
         },
-        cure: "the highest send buffer limit on bulk VMs' taps (TUNSETSNDBUF) in place of none: with a limit vhost does \
-            not batch, and this one delays no packet",
+        cure: "the highest send buffer limit on bulk VMs' taps (TUNSETSNDBUF) in place of none: with a limit vhost \
+            does not batch, and this one delays no packet",
         live_safe: "drivers/vhost/net.c, handle_tx_copy: whether to batch is looked up at each turn; a limit that \
             was set before stays",
         plan: tap_batch::tap_batch,
@@ -148,8 +149,8 @@ pub static RULES: &[Rule] = &[
             NAPI thread",
         cost: Cost {
             delay_us: 100,
-            text: "up to 0.1 ms for each thread while a disk or a console is busy (seen by `ontime trace`); beside a disk \
-                   that is read all the time, 1,000 requests of a VM show no difference",
+            text: "up to 0.1 ms for each thread while a disk or a console is busy (seen by `ontime trace`); beside a \
+                disk that is read all the time, 1,000 requests of a VM show no difference",
             source: INVERSION,
         },
         cure: "SCHED_OTHER, nice -20, as for interrupt threads of bulk NICs",
@@ -190,15 +191,16 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::Veth,
         title: "RT containers' veth pairs off the per-CPU backlog",
-        waits_behind: "the per-CPU backlog, which takes a veth pair's packets if the sending end has TSO or the receiving \
-            end no GRO, as by default",
+        waits_behind: "the per-CPU backlog, which takes a veth pair's packets if the sending end has TSO or the \
+            receiving end no GRO, as by default",
         cost: Cost {
             delay_us: 1_067,
             text: "containers on 7.2-rt: veth by default 357/1005/1067 us, veth with GRO and threads 74/101/110, \
                    macvlan 48/78/79",
             source: PROBES,
         },
-        cure: "GRO on and TSO off at both ends, the container's too; or a macvlan, whose packets the NIC's NAPI thread delivers",
+        cure: "GRO on and TSO off at both ends, the container's too; or a macvlan, whose packets the NIC's NAPI thread \
+            delivers",
         live_safe: "drivers/net/veth.c, veth_set_features: NAPI is made while packets pass; on reset it ends, and \
                     drops what is in its ring (veth_napi_del_range)",
         plan: veth::veth,
@@ -263,8 +265,8 @@ pub static RULES: &[Rule] = &[
                    or 3,834 us, its slowest 10,923 or 4,197; with this method p99 155 or 152",
             source: "`ontime-lab bench xen-arm --beside rt` (docs/results/bench/xen-arm.md): emulated, virtual clock",
         },
-        cure: "vCPUs at FIFO 46-5l, and at 47-5l while an interrupt is pending; irq_work/N, which reports the interrupt \
-            to the daemon, at FIFO 55",
+        cure: "vCPUs at FIFO 46-5l, and at 47-5l while an interrupt is pending; irq_work/N, which reports the \
+            interrupt to the daemon, at FIFO 55",
         live_safe: "kernel/irq_work.c, irq_workd: an ordinary thread; sched_setattr only requeues it. \
                     arch/x86/kvm/lapic.c, __apic_accept_irq: the tracepoint changes nothing",
         plan: interrupt_context::interrupt_context,
@@ -302,8 +304,8 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::QdiscBypass,
         title: "no qdisc on a NIC that both classes send by with one queue; bulk VMs wait at their taps",
-        waits_behind: "a bulk sender that is preempted in the qdisc: it also sends the packets that other threads enqueue \
-            meanwhile, and inherits no priority (7.2)",
+        waits_behind: "a bulk sender that is preempted in the qdisc: it also sends the packets that other threads \
+            enqueue meanwhile, and inherits no priority (7.2)",
         cost: Cost {
             delay_us: 80,
             text: "four bulk VMs that send small packets, p95 of a request: 80 us with the qdisc (bulk senders at \
@@ -348,7 +350,8 @@ pub static RULES: &[Rule] = &[
     Rule {
         id: RuleId::RtProtections,
         title: "the kernel's protections against FIFO threads off while runtime caps replace them",
-        waits_behind: "the fair server (and 7.2's ext server), which runs bulk threads for 50 ms a second before every FIFO thread",
+        waits_behind: "the fair server (and 7.2's ext server), which runs bulk threads for 50 ms a second before every \
+            FIFO thread",
         cost: Cost {
             delay_us: 51_348,
             text: "polling on one CPU: 48/45606/51348 us with the fair server, 48/55/174 without",

@@ -1,8 +1,8 @@
 //! Private parts of this crate for the fuzz targets of the crate `ontime-fuzz`. Not a public interface.
 //!
-//! In: `daemon.toml`; the lines of a device process; requests as clients of the daemon's socket make them, each with its
-//! user. Out: the answers, and the reservations that there are then. The HTTP handlers and the list are the daemon's; the
-//! main loop here admits what the list takes.
+//! In: `daemon.toml`; the lines of a device process; requests as clients of the daemon's socket make them, each with
+//! its user. Out: the answers, and the reservations that there are then. The HTTP handlers and the list are the
+//! daemon's; the main loop here admits what the list takes.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};

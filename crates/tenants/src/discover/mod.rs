@@ -796,8 +796,8 @@ impl Finder<'_> {
             if known.iter().any(|(process, _)| *process == id) {
                 continue;
             }
-            // A device process of the system may serve any VM: root's, or one in a device process's unit. Other services'
-            // accounts are users.
+            // A device process of the system may serve any VM: root's, or one in a device process's unit. Other
+            // services' accounts are users.
             let user = match self.sources.cgroup_owner(cgroup, true) {
                 0 if devices::by_unit(cgroup).is_some() => 0,
                 0 => self.sources.owner(process.pid).unwrap_or(u32::MAX),

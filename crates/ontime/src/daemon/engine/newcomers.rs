@@ -1,9 +1,10 @@
 //! Places new processes and threads of real-time tenants at once, without a pass, and also while a pass reads the host.
 //!
-//! In: their numbers from the [`Watcher`](ontime_tenants::watch::Watcher), which has the owners of processes take turns.
-//! They alone are read, and planned as in a pass beside what the last pass found; only the settings of their threads are
-//! made. What else they require (their network devices, reserved CPU time of vCPUs, protections off again) is left to
-//! the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these settings.
+//! In: their numbers from the [`Watcher`](ontime_tenants::watch::Watcher), which has the owners of processes take
+//! turns. They alone are read, and planned as in a pass beside what the last pass found; only the settings of their
+//! threads are made. What else they require (their network devices, reserved CPU time of vCPUs, protections off again)
+//! is left to the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these
+//! settings.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,8 @@ impl Engine {
         Ok(change)
     }
 
-    /// Places the newcomers of which events have come by now. A pass calls this between any two processes that it reads.
+    /// Places the newcomers of which events have come by now. A pass calls this between any two processes that it
+    /// reads.
     pub(super) fn serve_newcomers(&mut self) {
         if self.state == api::State::Applied {
             if let Err(error) = self.watcher.gather() {
