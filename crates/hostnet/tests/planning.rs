@@ -379,7 +379,7 @@ fn what_host_toml_names_and_the_host_has_not_is_found() {
     assert_eq!(
         words(&plan(&inventory, &intent)),
         [
-            "eth1: tenant gone, which is to use it, does not run",
+            "eth1: tenant gone, which host.toml names for this NIC, does not run",
             "eth1: there is no receive queue 7, it has 2 (numbered from 0)",
             "eth9: there is no such interface",
         ]
