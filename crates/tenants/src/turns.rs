@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Waiting items, and the time that each owner's took.
 #[derive(Debug)]
 pub struct Turns<Owner, Item> {
-    /// Of each owner in their order; the owner whose turn it is comes first.
+    /// Of each owner in their order; the owner that is served next comes first.
     waiting: VecDeque<(Owner, VecDeque<Item>)>,
     /// When the time that an owner's items took will be one part in `part` of all time.
     paid_at: BTreeMap<Owner, Instant>,
@@ -45,7 +45,7 @@ impl<Owner: Ord + Clone, Item> Turns<Owner, Item> {
         paid_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now + self.burst * self.part))
     }
 
-    /// Takes the item whose turn it is.
+    /// Takes the next item of the owner that is served next.
     pub fn next(&mut self, now: Instant) -> Option<(Owner, Item)> {
         let at = self.waiting.iter().position(|(owner, _)| self.wait(owner, now).is_zero())?;
         let (owner, mut items) = self.waiting.remove(at)?;

@@ -420,7 +420,8 @@ impl Watcher {
         self.arm(now)
     }
 
-    /// Sets the timer to the next thing to do. While events are not read, their sources wake nobody up.
+    /// Sets the timer to the next thing to do. While events are not read, their sources do not wake the
+    /// caller up.
     fn arm(&mut self, now: Instant) -> io::Result<()> {
         let rests = now < self.rests_until;
         let turn = if self.unnamed.is_empty() { self.turns.due_in(now).map(|wait| now + wait) } else { Some(now) };
@@ -530,7 +531,7 @@ impl Watcher {
         seen
     }
 
-    /// Whose turn a look into an event is. None: it needs no look.
+    /// The owner to which a look into an event is charged. None: it needs no look.
     fn owner(&self, event: Event) -> Option<Account> {
         let pid = match event {
             Event::Fork { parent: KTHREADD, .. } => return Some(Account::System),

@@ -187,7 +187,7 @@ fn no_process_chooses_whose_turn_it_takes() {
     let watcher = watcher_of(&host);
     let slice = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-1.scope";
     host.process(2000, "/bin/program", slice, 0, &["program"]);
-    assert_eq!(watcher.account(2000), Account::User(1000), "whatever its user number is");
+    assert_eq!(watcher.account(2000), Account::User(1000), "its user number does not matter");
     let Account::Container(cgroup) = watcher.account(1000) else { panic!() };
     assert_eq!(cgroup, format!("/docker/{:064x}", 1000));
 }

@@ -55,7 +55,10 @@ pub enum MeasureError {
     #[error("the host printed {0:?} instead of its CPU times; run it again, with --out DIR to keep its console log")]
     Accounting(String),
     /// The report of the trace in the host is invalid.
-    #[error("{path}: no report of ontime trace: {what}; give --ontime a program of this version", path = path.display())]
+    #[error(
+        "{path}: no report of ontime trace: {what}; give --ontime a program of this version",
+        path = path.display()
+    )]
     Trace {
         /// The report's path.
         path: PathBuf,

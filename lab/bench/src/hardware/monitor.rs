@@ -1,8 +1,8 @@
 //! The monitor of a real wire: the frames that pass an interface, with their time stamps, as a growing capture file.
 //!
 //! In: an interface in this thread's network namespace. Out: a pcap (stamps in ns), which a separate thread writes
-//! until the value is dropped, and the number of missed frames. [`Monitor::description`] has the kind of time stamps and
-//! the delays that they include.
+//! until the value is dropped, and the number of missed frames. [`Monitor::description`] has the kind of time stamps
+//! and the delays that they include.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
