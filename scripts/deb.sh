@@ -1,6 +1,6 @@
 #!/bin/sh
-# deb.sh: builds the Debian packages of this tree in target/deb: ontime, ontime-lab, ontime-guest-dkms, ontime-napi-dkms.
-# As root it installs the Debian packages that the build needs; it never installs those of the lab.
+# deb.sh: builds the Debian packages of this tree in target/deb: ontime, ontime-lab, ontime-guest-dkms,
+# ontime-napi-dkms. As root it installs the Debian packages that the build needs; it never installs those of the lab.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "deb: $*" >&2; exit 3; }

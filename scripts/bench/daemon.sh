@@ -10,7 +10,8 @@ here=$(dirname "$0")
 work=$(mktemp -d)
 daemon=
 directories="--run-dir $work/run --state-dir $work/state --config-dir $work/etc --debugfs $work/debug"
-# Ctrl-C ends the daemon too. A reset beside a daemon that is ending would get no answer; after it, it reads the journal.
+# Ctrl-C ends the daemon too. A reset beside a daemon that is ending would get no answer; after it, it reads the
+# journal.
 ends() {
     [ -z "$daemon" ] || kill "$daemon" || true
     [ -z "$daemon" ] || wait "$daemon" || true

@@ -28,7 +28,7 @@ pub mod targets;
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 21] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("ring", targets::guest::ring),
     ("call", targets::guest::call),
     ("control", targets::guest::control),
@@ -50,6 +50,8 @@ pub const TARGETS: [(&str, Target); 21] = [
     ("daemon_toml", targets::files::daemon_toml),
     ("sched_toml", targets::files::sched_toml),
     ("sockets_toml", targets::files::sockets_toml),
+    ("plan_toml", targets::files::plan_toml),
+    ("limits_toml", targets::files::limits_toml),
 ];
 
 /// The target with this name.

@@ -1,7 +1,7 @@
 //! `ontime plan`: whether given tenants fit, what other analyses would reserve for them, and how the schedule looks. It
 //! reads one file, uses no daemon and changes nothing.
 
-mod file;
+pub(crate) mod file;
 mod picture;
 mod report;
 
@@ -34,7 +34,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(file::CPUS_MAX)))]
     cpus: Option<u32>,
     /// Assume this many such hosts; each tenant stays on one of them.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(HOSTS_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(HOSTS_MAX)))]
     hosts: u32,
     /// Place the tenants in the order of the file, each on the emptiest host that has room, as Kubernetes' scheduler
     /// places pods; default: the largest first, each on the fullest.

@@ -125,8 +125,8 @@ mod tests {
     #[test]
     fn names_in_an_answer_do_not_reach_a_terminal() {
         let name = || "\x1b]0;x\x07".to_owned();
-        let vm = "{\"protocol\":\"N\",\"state\":\"N\",\"recv_queue\":0,\"send_queue\":0,\"local\":\"N\",\"guest\":\"N\",\
-                  \"peer\":\"N\",\"channel\":0,\"id\":0}";
+        let vm = r#"{"protocol":"N","state":"N","recv_queue":0,"send_queue":0,"local":"N","guest":"N","peer":"N",
+                     "channel":0,"id":0}"#;
         let socket: SocketStatus = serde_json::from_str(&vm.replace('N', "\\u001b[2J")).unwrap();
         for sockets in [None, Some(Vec::new()), Some(vec![socket])] {
             let status = Status { vm: name(), sockets, deadlines: Vec::new(), counters: vec![(name(), 1)] };

@@ -65,7 +65,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     worst: u16,
     /// Size of each watched CPU's ring in the kernel, KiB.
-    #[arg(long, value_name = "KIB", default_value_t = 8_192, value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    #[arg(long, value_name = "KIB", default_value_t = 8_192)]
+    #[arg(value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     ring: u32,
     /// Write the report here as JSON; - for standard output, in place of the text.
     #[arg(long, value_name = "FILE")]

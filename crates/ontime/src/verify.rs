@@ -7,7 +7,7 @@
 
 mod child;
 mod document;
-mod limits;
+pub(crate) mod limits;
 mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -501,7 +501,8 @@ fn what_a_real_look_finds_critical_changes_the_exit_status() {
 fn top_answers_keys_and_leaves_the_terminal_as_it_was() {
     use std::io::{Read, Write};
     const RESERVATIONS: &str = r#"{"backend": "paced", "off": null, "cpus": [0], "reserve": 0.05, "reserved": 0.3,
-        "vcpus": [], "refused": [], "absent": ["a-vm-whose-name-is-longer-than-eighty-columns-because-names-may-be-long-xxxxxxxxxxx"],
+        "vcpus": [], "refused": [],
+        "absent": ["a-vm-whose-name-is-longer-than-eighty-columns-because-names-may-be-long-xxxxxxxxxxx"],
         "slice": null}"#;
     if Command::new("script").arg("--version").output().is_err() {
         println!("SKIPPED: this test needs script (bsdutils)");

@@ -199,8 +199,7 @@ const KINDS: [Kind; 5] = [
         includes: |path| (path.starts_with("packaging") && !has_ending(path, &["json"])) || path.ends_with("Makefile"),
         long_lines: 0,
     },
-    // Markup in macros, which rustfmt does not format, and generators of tests.
-    Kind { name: "Rust", includes: |path| has_ending(path, &["rs"]), long_lines: 58 },
+    Kind { name: "Rust", includes: |path| has_ending(path, &["rs"]), long_lines: 0 },
     Kind { name: "C", includes: |path| has_ending(path, &["c", "h"]), long_lines: 70 },
     // Programs in other languages inside scripts, and text that scripts print.
     Kind {

@@ -284,8 +284,8 @@ pub fn is_unit(path: &str) -> bool {
     [".service", ".scope"].iter().any(|kind| path.ends_with(kind))
 }
 
-/// The innermost unit around a cgroup, or the cgroup itself if it is a unit. A user's manager does not count: it contains
-/// all of the user's units.
+/// The innermost unit around a cgroup, or the cgroup itself if it is a unit. A user's manager does not count: it
+/// contains all of the user's units.
 pub(crate) fn unit_of(path: &str) -> Option<&str> {
     let is_manager = |unit: &str| unit.rsplit('/').next().is_some_and(|name| name.starts_with("user@"));
     ancestors(path).filter(|part| is_unit(part) && !is_manager(part)).last()

@@ -192,8 +192,8 @@ impl Sources {
         std::str::from_utf8(&text).ok()?.split('.').next()?.parse().ok()
     }
 
-    /// Whether a process has run a KVM guest, by the guest time of all its threads, and whether it is new: its guest may
-    /// not have run for a clock tick yet. `uptime`: the host's; without it, every process may be new.
+    /// Whether a process has run a KVM guest, by the guest time of all its threads, and whether it is new: its guest
+    /// may not have run for a clock tick yet. `uptime`: the host's; without it, every process may be new.
     pub(crate) fn has_run_a_guest(&self, pid: i32, uptime: Option<u64>) -> (bool, bool) {
         let Some(stat) = self.read(pid, "stat").and_then(|text| proc::parse_stat(&text)) else {
             return (false, false);

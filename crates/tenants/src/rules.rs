@@ -377,8 +377,8 @@ impl Rules {
     }
 
     /// The rules that can decide about real-time priority and that none of these tenants fits: those with class `rt` or
-    /// with `override`, and `bulk` rules before an `rt` rule, from which they except tenants. A tenant whose `bulk` rule
-    /// is misspelt has real-time priority.
+    /// with `override`, and `bulk` rules before an `rt` rule, from which they except tenants. A tenant whose `bulk`
+    /// rule is misspelt has real-time priority.
     pub fn unused(&self, tenants: &[Subject<'_>]) -> Vec<Unused> {
         let last_rt = self.rules.iter().rposition(|rule| !rule.overrides && rule.verdict.class != Class::Bulk);
         let told = self.rules.iter().enumerate().filter(|(position, rule)| {

@@ -773,7 +773,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_arguments_make_it_panic(line in proptest::collection::vec("-{0,2}(name|uuid|platform|startvm|qmp|mon|chardev|netdev|device|global|accel|\\PC{0,20})", 0..12)) {
+        fn no_arguments_make_it_panic(
+            line in proptest::collection::vec(
+                "-{0,2}(name|uuid|platform|startvm|qmp|mon|chardev|netdev|device|global|accel|\\PC{0,20})",
+                0..12,
+            ),
+        ) {
             let _ = qemu_arguments(&line);
             let _ = delays(&line);
             let _ = (other_name(&line), other_uuid(&line));

@@ -143,8 +143,9 @@ impl Network {
     }
 
     /// The interface that carries a tunnel's packets (`ip link add gre1 type gretap ... dev eth0`). Unlike a VLAN's, it
-    /// is only in `iflink`, where a veth has the index of its other end, which may be in another namespace. The kernel's
-    /// table tells them apart. For an interface that is not in this table, an index counts if it is a physical NIC's.
+    /// is only in `iflink`, where a veth has the index of its other end, which may be in another namespace. The
+    /// kernel's table tells them apart. For an interface that is not in this table, an index counts if it is a physical
+    /// NIC's.
     fn carrier(&self, ifname: &str) -> Option<&str> {
         let (own, link) = (self.number(ifname, "ifindex")?, self.number(ifname, "iflink")?);
         let below = self.name_of(link).filter(|_| link != own)?;

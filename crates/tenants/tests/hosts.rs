@@ -591,8 +591,8 @@ fn containers_without_a_record_have_the_name_that_conmon_was_told() {
     container(230, &format!("/system.slice/lathe.service/libpod-payload-{}", id('4')), 0, 220);
     conmon(240, &format!("/kubepods.slice/crio-conmon-{}.scope", id('5')), 0, '5', "k8s_loop_cell-0_plant_0f6e-77_0");
     container(250, &format!("/kubepods.slice/kubepods-pod7.slice/crio-{}.scope", id('5')), 0, 240);
-    // None of these: a user's conmon for a container of root's; a program of that name inside the container; a conmon that is no parent of the container's
-    // processes; one with another container's identifier.
+    // None of these: a user's conmon for a container of root's; a program of that name inside the container; a conmon
+    // that is no parent of the container's processes; one with another container's identifier.
     let inside = format!("/system.slice/docker-{}.scope", id('6'));
     conmon(300, &inside, 0, '6', "inside");
     container(310, &inside, 0, 300);
@@ -1114,7 +1114,8 @@ fn containers_in_a_podman_pod_with_any_parent_are_found_by_the_pods_record() {
     let storage = host.path("var/lib/containers/storage/overlay-containers");
     fs::create_dir_all(&storage).unwrap();
     let record = format!(
-        r#"[{{"id":"{}","names":["{}-infra"]}},{{"id":"{cell}","names":["cell"]}},{{"id":"{press}","names":["press"]}}]"#,
+        r#"[{{"id":"{}","names":["{}-infra"]}},{{"id":"{cell}","names":["cell"]}},
+            {{"id":"{press}","names":["press"]}}]"#,
         id('3'),
         &pod[..12]
     );
@@ -1239,7 +1240,8 @@ fn containers_of_a_containerd_in_another_program_and_of_its_clients_have_their_n
         let directory = host.path(&format!("{place}/k8s.io/{id}"));
         fs::create_dir_all(&directory).unwrap();
         let text = format!(
-            r#"{{"annotations":{{"{cri}sandbox-name":"{pod}","{cri}container-name":"loop","{cri}sandbox-namespace":"{namespace}"}}}}"#,
+            r#"{{"annotations":{{"{cri}sandbox-name":"{pod}","{cri}container-name":"loop",
+                "{cri}sandbox-namespace":"{namespace}"}}}}"#,
             cri = "io.kubernetes.cri."
         );
         fs::write(directory.join("config.json"), text).unwrap();

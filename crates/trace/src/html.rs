@@ -50,10 +50,16 @@ fn summary_lines(document: &Document) -> Markup {
         } @else if document.inversions.is_empty() {
             p.lead { "No priority inversion in " (number::count(requests)) " requests." }
         } @else {
-            p.lead { (number::count(document.hindered)) " of " (number::count(requests)) " requests met a priority inversion." }
+            p.lead {
+                (number::count(document.hindered)) " of " (number::count(requests))
+                " requests met a priority inversion."
+            }
         }
         @if document.lost() > 0 {
-            p.bad-news { "At least " (number::count(document.lost())) " events were lost; requests of those moments are not counted." }
+            p.bad-news {
+                "At least " (number::count(document.lost()))
+                " events were lost; requests of those moments are not counted."
+            }
         }
         @for note in &document.notes { p.soft { (note) } }
     }
@@ -72,7 +78,9 @@ fn segments(document: &Document) -> Markup {
             @for path in &document.paths {
                 tbody {
                     @for segment in Segment::ALL {
-                        @if let Some(figures) = path.segments.get(segment.name()) { (row(&path.tenant, segment.name(), figures)) }
+                        @if let Some(figures) = path.segments.get(segment.name()) {
+                            (row(&path.tenant, segment.name(), figures))
+                        }
                     }
                     @if let Some(figures) = &path.total { (row(&path.tenant, "in all", figures)) }
                     @if let Some(figures) = &path.stolen { (row(&path.tenant, "runnable, not running", figures)) }
@@ -81,7 +89,8 @@ fn segments(document: &Document) -> Markup {
         } }
         @for path in &document.paths {
             p.soft { (path.tenant) ": " (path.counts.unanswered) " requests without reply, " (path.counts.unasked)
-                " packets that answered nothing, " (path.counts.dropped) " requests dropped with lost events, " (path.counts.inexact)
+                " packets that answered nothing, " (path.counts.dropped) " requests dropped with lost events, "
+                (path.counts.inexact)
                 " while the guest ran already." }
         }
     }
@@ -105,7 +114,8 @@ fn inversions(document: &Document) -> Markup {
                 caption { "By the time they took in all, µs. The cure is the rule \
                     of " code { "ontime doctor" } " and docs/reference/hostnet.md." }
                 thead { tr {
-                    th.left scope="col" { "cure, and below the longest of each inversion" } th scope="col" { "requests" }
+                    th.left scope="col" { "cure, and below the longest of each inversion" }
+                    th scope="col" { "requests" }
                     th scope="col" { "in all" } th scope="col" { "max" }
                 } }
                 @for of in document.by_cure() { tbody {
@@ -113,7 +123,8 @@ fn inversions(document: &Document) -> Markup {
                         th.left scope="rowgroup" {
                             @match of.rule { Some(rule) => { code { (rule) } ": " } None => {} } (of.cure)
                         }
-                        td { (number::count(of.times())) } td { (number::us(of.total_us())) } td { (number::us(of.max_us())) }
+                        td { (number::count(of.times())) } td { (number::us(of.total_us())) }
+                        td { (number::us(of.max_us())) }
                     }
                     @for inversion in &of.inversions { tr {
                         td.left { (inversion.example) small { (inversion.tenant) } }
@@ -144,7 +155,9 @@ fn worst(analyser: &Analyser, document: &Document) -> Markup {
         h2 { "The worst requests" }
         ul.key {
             @for (class, words) in LEGEND {
-                li { svg viewBox="0 0 12 12" aria-hidden="true" { rect class=(class) width="12" height="12" {} } (words) }
+                li {
+                    svg viewBox="0 0 12 12" aria-hidden="true" { rect class=(class) width="12" height="12" {} } (words)
+                }
             }
         }
         @for (detail, told) in analyser.findings().worst.iter().zip(&document.worst) {
@@ -239,7 +252,8 @@ fn svg(from: u64, to: u64, rows: &[(String, Vec<Bar>)]) -> Markup {
             line.axis x1=(NAMES) y1=(axis) x2=(WIDTH - 10.0) y2=(axis) {}
             @for tick in 0..=4_u64 {
                 @let time = from + (to - from) * tick / 4;
-                text x=(format!("{:.1}", x(time))) y=(axis + 17.0) text-anchor=(if tick == 4 { "end" } else { "middle" }) {
+                text x=(format!("{:.1}", x(time))) y=(axis + 17.0)
+                    text-anchor=(if tick == 4 { "end" } else { "middle" }) {
                     (number::us((time - from) as f64 / 1e3)) @if tick == 4 { " µs" }
                 }
             }
@@ -265,7 +279,8 @@ fn tracing(document: &Document) -> Markup {
         dl {
             dt { "A probe" } dd { (probe) }
             dt { "All probes" } dd { (all) }
-            dt { "Events" } dd { @for (probe, count) in &tracing.events { code { (probe) } " " (number::count(*count)) " " } }
+            dt { "Events" }
+            dd { @for (probe, count) in &tracing.events { code { (probe) } " " (number::count(*count)) " " } }
             dt { "Lost" } dd {
                 @if tracing.lost.is_empty() { "none" }
                 @for (cpu, count) in &tracing.lost { "CPU " (cpu) ": " (number::count(*count)) " " }

@@ -477,15 +477,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_stream_is_analysed_without_harm(process in any::<bool>(), whats in prop::collection::vec((any_what(), 0_u64..90_000, 0_u32..2, any::<bool>()), 0..400)) {
+    fn any_stream_is_analysed_without_harm(
+        process in any::<bool>(),
+        whats in prop::collection::vec((any_what(), 0_u64..90_000, 0_u32..2, any::<bool>()), 0..400),
+    ) {
         let watch = if process { watch_process() } else { watch() };
         let (mut now, mut analyser) = (0, Analyser::new(watch, 1_000, 5));
         for (what, after, cpu, vcpu) in whats {
             now += after;
             let pid = if vcpu { VCPU } else { NAPI };
             for request in analyser.step(&Event { time: now, cpu, pid, what }) {
-                let stations = [request.begin, request.received, request.handed, request.entered, request.left, request.queued,
-                    request.driver, request.done];
+                let stations = [
+                    request.begin, request.received, request.handed, request.entered, request.left, request.queued,
+                    request.driver, request.done,
+                ];
                 prop_assert!(stations.is_sorted(), "{request:?}");
                 let sum: u64 = Segment::ALL.into_iter().map(|segment| request.segment(segment)).sum();
                 prop_assert_eq!(sum, request.total());

@@ -257,7 +257,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn time_never_goes_back(news in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 0..50), scale in any::<f64>()) {
+        fn time_never_goes_back(
+            news in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 0..50),
+            scale in any::<f64>(),
+        ) {
             let mut model = ClockModel::new(scale);
             let mut before = 0;
             for (real, virtual_ns, ask) in news {

@@ -38,7 +38,8 @@ pub(crate) enum Kind {
         /// Connections.
         streams: u8,
     },
-    /// The VM receives UDP datagrams, [`datagrams::RATE`] per second of real time: more than an emulated host can receive.
+    /// The VM receives UDP datagrams, [`datagrams::RATE`] per second of real time: more than an emulated host can
+    /// receive.
     ReceiveUdp {
         /// Size of the payload, bytes: [`datagrams::SMALL`] or [`datagrams::LARGE`].
         bytes: u16,

@@ -78,7 +78,8 @@ mod tests {
             for bin in histogram.bins() {
                 prop_assert!(bin.low_ns < bin.high_ns);
                 prop_assert!(bin.high_ns - bin.low_ns <= (bin.low_ns / SUB_BINS).max(1));
-                let inside = samples.iter().filter(|&&s| s >= bin.low_ns && (s < bin.high_ns || bin.high_ns == u64::MAX));
+                let is_inside = |&&of: &&u64| of >= bin.low_ns && (of < bin.high_ns || bin.high_ns == u64::MAX);
+                let inside = samples.iter().filter(is_inside);
                 prop_assert_eq!(inside.count() as u64, bin.count);
             }
         }

@@ -197,9 +197,12 @@ mod tests {
     fn a_trace_report_becomes_segments_in_the_papers_order() {
         let figures = r#"{"count":3,"min":1,"mean":2,"p50":2,"p95":3,"p99":3,"p99_9":3,"max":3,"more":0}"#;
         let json = format!(
-            r#"{{"schema_version":1,"duration_s":2.5,"inversions_looked_for":true,"hindered":2,"inversions_unnamed":0,"inversions":[
-               {{"tenant":"rt","kind":"waited","segment":"host-receive","waiter":null,"behind":"vhost-7 (other)","place":"in a softirq",
-               "requests":2,"total_us":80,"max_us":50,"example":"","rule":"vnic-place","cure":""}}],"paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
+            r#"{{"schema_version":1,"duration_s":2.5,"inversions_looked_for":true,"hindered":2,"inversions_unnamed":0,
+               "inversions":[
+               {{"tenant":"rt","kind":"waited","segment":"host-receive","waiter":null,"behind":"vhost-7 (other)",
+               "place":"in a softirq",
+               "requests":2,"total_us":80,"max_us":50,"example":"","rule":"vnic-place","cure":""}}],
+               "paths":[{{"tenant":"rt","total":{figures},"segments":{{"guest":{figures},"host send":{figures},
                "host receive":{figures}}}}}],"tracing":{{"lost":{{"0":2}},"four_probes_us":12.8}}}}"#
         );
         let mut result =

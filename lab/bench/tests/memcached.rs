@@ -197,7 +197,8 @@ proptest! {
             }
         }
         let Analysis { gets, sets } = read(&capture);
-        let found: Vec<(u64, u64)> = gets.exchanges.iter().map(|exchange| (exchange.at_ns, exchange.latency_ns)).collect();
+        let found: Vec<(u64, u64)> =
+            gets.exchanges.iter().map(|exchange| (exchange.at_ns, exchange.latency_ns)).collect();
         prop_assert_eq!(found, expected);
         prop_assert_eq!(sets, plan.iter().filter(|(_, is_get, ..)| !is_get).count() as u64);
         prop_assert_eq!(gets.counts.malformed + gets.counts.stray_replies + gets.counts.lost, 0);
@@ -206,7 +207,10 @@ proptest! {
     /// Whatever a capture contains, every request is counted once.
     #[test]
     fn garbage_is_booked(
-        frames in prop::collection::vec((any::<bool>(), 0_u16..3, any::<u32>(), any::<Option<u32>>(), any::<bool>(), 0_usize..90), 0..60),
+        frames in prop::collection::vec(
+            (any::<bool>(), 0_u16..3, any::<u32>(), any::<Option<u32>>(), any::<bool>(), 0_usize..90),
+            0..60,
+        ),
     ) {
         let mut capture = Capture::new(CUT);
         for (n, (to_server, port, sequence, acknowledged, syn, length)) in frames.into_iter().enumerate() {
@@ -216,7 +220,8 @@ proptest! {
             capture.tcp_with(T0 + n as u64 * MS, from, to, segment, get().get(..length).unwrap_or(&get()));
         }
         let counts = read(&capture).gets.counts;
-        let sum = counts.counted + counts.lost + counts.open_at_end + counts.batched + counts.duplicates + counts.warmup;
+        let sum =
+            counts.counted + counts.lost + counts.open_at_end + counts.batched + counts.duplicates + counts.warmup;
         prop_assert_eq!(counts.requests, sum);
     }
 }

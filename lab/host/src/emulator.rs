@@ -150,7 +150,9 @@ mod tests {
         cache::write(&recipe, BUILD).unwrap();
         // The system's apt, as far as the script asks it before it looks at the version.
         let apt = "keyring=k\nmirror=m\nsrc() { echo \"deb $1\"; }\n\
-                   own_apt() { [ \"$1\" != apt-cache ] || printf 'Package: qemu\\nVersion: 1:7.2+dfsg-7+deb12u99\\n'; }\n";
+                   own_apt() {\n\
+                   [ \"$1\" != apt-cache ] || printf 'Package: qemu\\nVersion: 1:7.2+dfsg-7+deb12u99\\n'\n\
+                   }\n";
         fs::write(recipe.join("debian.sh"), apt).unwrap();
         let out = dir.path().to_string_lossy().into_owned();
         let mut lines = Vec::new();

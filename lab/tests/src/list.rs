@@ -30,6 +30,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
         outside: builds::path_holds_under_traffic_and_faults,
         ..TEST
     },
+    Test { name: "rt_requests_do_not_grow", outside: builds::rt_requests_do_not_grow, ..TEST },
     Test { name: "public_suites_agree", outside: builds::public_suites_agree, ..TEST },
     Test {
         name: "a_vcpu_does_not_wait_for_its_vmm",
@@ -72,6 +73,8 @@ pub(crate) const EVERYDAY: &[Test] = &[
         ..TEST
     },
     Test { name: "a_hang_is_reported", outside: laboratory::a_hang_is_reported, ..TEST },
+    Test { name: "a_killed_emulator_is_reported", outside: laboratory::a_killed_emulator_is_reported, ..TEST },
+    Test { name: "a_disk_that_fills_up_is_reported", outside: laboratory::a_disk_that_fills_up_is_reported, ..TEST },
     Test { name: "levels_have_their_places", inside: Some(levels::levels), ..TEST },
     Test {
         name: "a_reused_thread_number_is_not_left_changed",
@@ -90,22 +93,18 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "a_panic_is_reported", outside: laboratory::a_panic_is_reported, ..TEST },
     Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },
     Test { name: "an_interrupted_lab_leaves_nothing", outside: laboratory::an_interrupted_lab_leaves_nothing, ..TEST },
+    Test { name: "a_full_disk_is_reported", outside: laboratory::a_full_disk_is_reported, ..TEST },
+    Test {
+        name: "an_interrupted_build_leaves_no_process",
+        outside: laboratory::an_interrupted_build_leaves_no_process,
+        ..TEST
+    },
 ];
 
 /// Tests that are long or need a build of their own (`make thorough`: about an hour). All have the virtual clock. Where
 /// several emulated CPUs run side by side (real clock), a host with guests may hang by the emulator's fault
 /// (CONTRIBUTING.md).
 pub(crate) const BY_NAME: &[Test] = &[
-    Test { name: "a_killed_emulator_is_reported", outside: laboratory::a_killed_emulator_is_reported, ..TEST },
-    Test { name: "a_disk_that_fills_up_is_reported", outside: laboratory::a_disk_that_fills_up_is_reported, ..TEST },
-    Test {
-        name: "an_interrupted_build_leaves_no_process",
-        outside: laboratory::an_interrupted_build_leaves_no_process,
-        ..TEST
-    },
-    Test { name: "a_full_disk_is_reported", outside: laboratory::a_full_disk_is_reported, ..TEST },
-    // For EVERYDAY, as soon as lab/bench/path-baseline.json is stored (ONTIME_BLESS=1).
-    Test { name: "rt_requests_do_not_grow", outside: builds::rt_requests_do_not_grow, ..TEST },
     Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
     Test {
         name: "trace_names_the_inversions",

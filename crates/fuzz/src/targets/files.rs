@@ -7,8 +7,9 @@
 use std::fmt::{Debug, Write};
 use std::net::IpAddr;
 
-use ontime::fuzzing::{DaemonConfig, Mode};
+use ontime::fuzzing::{self, DaemonConfig, Mode};
 use ontime_hostnet::HostConfig;
+use ontime_plan::Bandwidth;
 use ontime_sched::{Beyond, SchedConfig};
 use ontime_sockets::config::{self as sockets, Vm, Wake};
 use ontime_sockets::request::Protocol;
@@ -240,6 +241,30 @@ pub fn sockets_toml(data: &[u8]) {
     }
     let again = reread(&sockets_text(&vms), parse);
     assert_eq!(again, vms);
+}
+
+/// The file of `ontime plan`. Properties: those of each file (module comment), except that it is not written again;
+/// each vCPU needs a part of one CPU, and its applications end in their periods.
+pub fn plan_toml(data: &[u8]) {
+    let Some((cpus, tenants)) = read(data, fuzzing::plan_toml) else { return };
+    assert!((1..=1024).contains(&cpus) && tenants.len() <= 10_000);
+    for vcpu in tenants.iter().flat_map(|tenant| &tenant.vcpus) {
+        assert!(vcpu.bandwidth() > Bandwidth::ZERO && vcpu.bandwidth() <= Bandwidth::ONE, "{vcpu:?}");
+        assert!(vcpu.affinity().is_none_or(|allowed| allowed.iter().all(|cpu| *cpu < cpus)), "{vcpu:?}");
+    }
+}
+
+/// The file of `ontime verify --limits-file`. Properties: those of each file (module comment).
+pub fn limits_toml(data: &[u8]) {
+    let Some(sets) = read(data, fuzzing::limits_toml) else { return };
+    let keys = ["cyclictest-us", "timerlat-us", "oslat-us", "request-us"];
+    let mut text = "[limits]\n".to_owned();
+    for (name, limits) in &sets {
+        assert!(!limits.is_empty() && limits.iter().all(|limit| *limit > 0.0 && *limit <= 1e9), "{limits:?}");
+        writeln!(text, "[limits.{}]", quoted(name)).unwrap();
+        keys.iter().zip(limits).for_each(|(key, limit)| writeln!(text, "{key} = {limit:?}").unwrap());
+    }
+    assert_eq!(reread(&text, fuzzing::limits_toml), sets);
 }
 
 fn reaches(vm: &Vm) {

@@ -346,8 +346,8 @@ fn polled(inventory: &Inventory, intent: &Intent) -> Option<(String, String)> {
     let shared = |(_, cpus): &&(String, CpuSet)| cpus.iter().any(|cpu| rt.contains(cpu));
     let (thread, cpus) = inventory.pollers.iter().find(shared)?;
     let what = format!(
-        "its thread {thread} polls on CPU {cpus}, to which an RT tenant is kept: it forwards no packet while the tenant \
-         runs"
+        "its thread {thread} polls on CPU {cpus}, to which an RT tenant is kept: it forwards no packet while the \
+         tenant runs"
     );
     let remedy = format!(
         "leave CPU {cpus} out of Open vSwitch's mask (ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=...), or \

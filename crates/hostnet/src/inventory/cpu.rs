@@ -60,7 +60,8 @@ fn rcu_nocbs(command_line: &str, last: u32) -> Result<CpuSet, String> {
     boot_list(&list, last).map_err(|why| {
         let list: String = list.chars().take(80).filter(|c| !c.is_control()).collect();
         format!(
-            "boot parameter rcu_nocbs={list}: {why}; the kernel then keeps RCU callbacks from every CPU; correct the list"
+            "boot parameter rcu_nocbs={list}: {why}; the kernel then keeps RCU callbacks from every CPU; correct the \
+             list"
         )
     })
 }

@@ -391,7 +391,8 @@ mod tests {
     fn kubelets_record_of_cpus_is_read_in_each_of_its_versions() {
         for (text, wanted) in [
             (
-                r#"{"policyName":"static","defaultCpuSet":"0-1,6-7","entries":{"pod-a":{"app":"2-3","log":"4"},"pod-b":{"x":"5"}},"checksum":7}"#,
+                r#"{"policyName":"static","defaultCpuSet":"0-1,6-7","checksum":7,
+                    "entries":{"pod-a":{"app":"2-3","log":"4"},"pod-b":{"x":"5"}}}"#,
                 Some(("static", "0-1,6-7", "2-5")),
             ),
             (

@@ -193,8 +193,8 @@ fn serves_elsewhere(thread: &KernelThread, nics: &[(Class, &Nic)], device: &str,
     }
 }
 
-/// Drivers whose interrupts have no thread: Hyper-V's bus has no interrupt per device, and the channel subsystem of s390
-/// (qeth, lcs, ctcm, netiucv) has no interrupt descriptors.
+/// Drivers whose interrupts have no thread: Hyper-V's bus has no interrupt per device, and the channel subsystem of
+/// s390 (qeth, lcs, ctcm, netiucv) has no interrupt descriptors.
 const WITHOUT_IRQ: [&str; 5] = ["hv_netvsc", "qeth", "lcs", "ctcm", "netiucv"];
 
 /// RT NICs without known interrupts. Excluded are interfaces above others and those of drivers without interrupt

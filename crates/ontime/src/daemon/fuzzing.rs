@@ -1,8 +1,9 @@
 //! Private parts of this crate for the fuzz targets of the crate `ontime-fuzz`. Not a public interface.
 //!
 //! In: `daemon.toml`; the lines of a device process; requests as clients of the daemon's socket make them, each with
-//! its user. Out: the answers, and the reservations that there are then. The HTTP handlers and the list are the
-//! daemon's; the main loop here admits what the list takes.
+//! its user; the files of `ontime plan` and of `ontime verify`. Out: the answers, and the reservations that there are
+//! then; what is in the files. The HTTP handlers and the list are the daemon's; the main loop here admits what the list
+//! takes.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -19,7 +20,9 @@ use axum::http::{Request, header};
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
+use ontime_plan::Tenant;
 use ontime_sched::Lease;
+use ontime_tenants::config::{ConfigError, Text};
 use rustix::event::EventfdFlags;
 use tokio::runtime::Runtime;
 
@@ -28,7 +31,8 @@ pub use super::guests::lines::take as take_lines;
 use super::http::{Ask, Asked, Loop, Peer, service};
 use super::request_queue::BACKLOG;
 use super::requested::{Requested, Step, Unreserved};
-use crate::api;
+use crate::verify::limits;
+use crate::{api, plan};
 
 /// The boot to which the list belongs.
 const BOOT: &str = "boot";
@@ -121,6 +125,23 @@ impl Api {
     pub fn leases(&self) -> Vec<Lease> {
         self.requested.leases()
     }
+}
+
+/// The file of `ontime plan`: the CPUs of a host, and the tenants with their copies.
+///
+/// # Errors
+/// [`ConfigError`], with file and line.
+pub fn plan_toml(text: &Text) -> Result<(u32, Vec<Tenant>), ConfigError> {
+    plan::file::parse(text).map(|plan| (plan.cpus, plan.tenants))
+}
+
+/// The file of `ontime verify --limits-file`: the limits by set, us.
+///
+/// # Errors
+/// [`ConfigError`], with file and line.
+pub fn limits_toml(text: &Text) -> Result<Vec<(String, Vec<f64>)>, ConfigError> {
+    let sets = limits::parse(text, "")?;
+    Ok(sets.into_iter().map(|set| (set.name, set.limits.into_values().collect())).collect())
 }
 
 fn shown(requested: &Requested) -> Vec<api::Requested> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_plan::edf::Partition;
 use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Tenant, Vcpu};
-use ontime_tenants::config::{self, ConfigError, Text};
+use ontime_tenants::config::{ConfigError, Text};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -60,7 +60,7 @@ struct RtaEntry {
 
 /// CPU time that is kept for bulk tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reserve {
+pub(crate) enum Reserve {
     /// On each host, on whatever CPUs.
     Host(Bandwidth),
     /// On each CPU, as the daemon keeps it. Bandwidth is then in whole millionths of a CPU, as in reservations that
@@ -70,7 +70,7 @@ pub(super) enum Reserve {
 
 /// The checked content of the file.
 #[derive(Debug, Clone)]
-pub(super) struct PlanFile {
+pub(crate) struct PlanFile {
     /// CPUs of each host for tenants.
     pub cpus: u32,
     /// CPU time kept for bulk tenants.
@@ -96,11 +96,15 @@ impl PlanFile {
 /// # Errors
 /// [`ConfigError`], with file and line.
 pub(super) fn load(path: &Path) -> Result<PlanFile, ConfigError> {
-    let config::Loaded { value, text } = config::load::<File>(path)?;
-    build(value, &text)
+    parse(&Text::read(path)?)
 }
 
-fn build(file: File, text: &Text) -> Result<PlanFile, ConfigError> {
+/// Parses and checks a file's text.
+///
+/// # Errors
+/// [`ConfigError`], with file and line.
+pub(crate) fn parse(text: &Text) -> Result<PlanFile, ConfigError> {
+    let file: File = text.parse()?;
     let host = *file.host.get_ref();
     let refuse_host = |what: String| text.error(&file.host.span(), what);
     if host.cpus == 0 || host.cpus > CPUS_MAX {
@@ -231,8 +235,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<PlanFile, String> {
-        let text = Text::new("t.toml", text);
-        text.parse::<File>().and_then(|file| build(file, &text)).map_err(|error| error.to_string())
+        parse(&Text::new("t.toml", text)).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use clap::ValueEnum;
-use ontime_tenants::ConfigError;
-use ontime_tenants::config::{self, Text};
+use ontime_tenants::config::{ConfigError, Text};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -19,7 +18,7 @@ const LIMIT_MAX_US: f64 = 1e9;
 /// A measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Test {
+pub(crate) enum Test {
     /// cyclictest: from a timer's expiry until the thread runs that it wakes
     Cyclictest,
     /// rtla timerlat: the same, measured by the kernel
@@ -57,7 +56,7 @@ impl Test {
 
 /// Limits under one name.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Set {
+pub(crate) struct Set {
     pub name: String,
     /// Who states these limits: a publisher, or the file.
     pub source: String,
@@ -111,11 +110,15 @@ struct Entry {
 /// # Errors
 /// [`ConfigError`], with file and line.
 pub(super) fn load(path: &Path) -> Result<Vec<Set>, ConfigError> {
-    let config::Loaded { value, text } = config::load::<File>(path)?;
-    build(value, &text, &path.display().to_string())
+    parse(&Text::read(path)?, &path.display().to_string())
 }
 
-fn build(file: File, text: &Text, source: &str) -> Result<Vec<Set>, ConfigError> {
+/// Parses and checks the text of the operator's own sets, which come from `source`.
+///
+/// # Errors
+/// [`ConfigError`], with file and line.
+pub(crate) fn parse(text: &Text, source: &str) -> Result<Vec<Set>, ConfigError> {
+    let file: File = text.parse()?;
     let known: BTreeSet<String> = built_in().into_iter().map(|set| set.name).collect();
     let mut sets = Vec::new();
     for (name, entry) in file.limits {
@@ -157,8 +160,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Vec<Set>, String> {
-        let text = Text::new("own.toml", text);
-        text.parse::<File>().and_then(|file| build(file, &text, "own.toml")).map_err(|error| error.to_string())
+        parse(&Text::new("own.toml", text), "own.toml").map_err(|error| error.to_string())
     }
 
     #[test]

@@ -149,7 +149,11 @@ fn a_claim_beyond_the_offer_is_ignored() {
 proptest! {
     /// If every guest claims its whole offer, whatever it held before, all are admitted.
     #[test]
-    fn all_offers_fit_at_once(cpus in 1u32..4, holds in proptest::collection::vec((any::<bool>(), 0u64..16), 1..8), pinned in any::<bool>()) {
+    fn all_offers_fit_at_once(
+        cpus in 1u32..4,
+        holds in proptest::collection::vec((any::<bool>(), 0u64..16), 1..8),
+        pinned in any::<bool>(),
+    ) {
         let ledger = Ledger::create().unwrap();
         let holds: Vec<Option<u64>> = holds.into_iter().map(|(offered, ms)| offered.then_some(ms)).collect();
         let home = |number: u32| (pinned && cpus > 1).then_some(number % cpus);

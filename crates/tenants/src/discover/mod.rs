@@ -521,9 +521,9 @@ impl Finder<'_> {
         }
     }
 
-    /// Whether a child of a container's monitor runs in the container, which has mounts of its own. The runtime, whatever
-    /// its program is called, and hooks do not. Before it is moved to its cgroup, the container's first process has the
-    /// program of LXC's monitor, which cloned it.
+    /// Whether a child of a container's monitor runs in the container, which has mounts of its own. The runtime,
+    /// whatever its program is called, and hooks do not. Before it is moved to its cgroup, the container's first
+    /// process has the program of LXC's monitor, which cloned it.
     fn is_inside(&self, child: &Process, monitor: &Process) -> bool {
         child.executable != monitor.executable
             && !child.cgroup.as_deref().is_some_and(container::is_monitors)

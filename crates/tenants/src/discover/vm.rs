@@ -134,9 +134,10 @@ impl<'a> VmProcess<'a> {
 }
 
 impl Finder<'_> {
-    /// The cgroup that was created for the VM whose monitor is at this path. machined knows whether a machine is a VM or
-    /// a container; without its record the cgroups below the machine's unit tell: a container's processes are in
-    /// `payload`, or in their own manager's units. `is_sure`: the process at this path is a monitor by its program's name.
+    /// The cgroup that was created for the VM whose monitor is at this path. machined knows whether a machine is a VM
+    /// or a container; without its record the cgroups below the machine's unit tell: a container's processes are in
+    /// `payload`, or in their own manager's units. `is_sure`: the process at this path is a monitor by its program's
+    /// name.
     fn vm_scope(&mut self, path: &str, is_sure: bool) -> Option<String> {
         if let Some(scope) = container::vm_scope(path) {
             let is_containers = self.machine_of(scope).is_some_and(|machine| machine.is_vm == Some(false));
@@ -159,8 +160,8 @@ impl Finder<'_> {
         (self.sources.cgroup_owner(unit, false) == 0).then_some(machine)
     }
 
-    /// Name and unit of the innermost machine around a monitor that machined has recorded and does not call a container.
-    /// Units inside a container were named there.
+    /// Name and unit of the innermost machine around a monitor that machined has recorded and does not call a
+    /// container. Units inside a container were named there.
     fn machine_around(&mut self, path: &str) -> Option<(String, String)> {
         let outermost = container::of_path(path).map_or(path.len(), |container| container.cgroup.len());
         let units = ancestors(path).filter(|part| part.len() <= outermost && container::is_unit(part));

@@ -364,7 +364,9 @@ fn hours(text: &str) -> Result<f64, String> {
 macro_rules! slowest {
     ($case:literal, $words:literal, $times:literal $(, $paper:literal)?) => {{
         const TIMES: u32 = $times;
-        goal($case, concat!($words, ": slowest at least ", $times, " times below NAPI's" $(, " (paper: ", $paper, ")")?))
+        let words = concat!($words, ": slowest at least ", $times, " times below NAPI's" $(, " (paper: ", $paper, ")")?
+        );
+        goal($case, words)
             .of(Max, small(concat!("napi-", $case)), small(concat!("busypoll-", $case)))
             .at_least(TIMES as f64)
     }};

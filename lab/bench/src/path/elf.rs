@@ -1,7 +1,7 @@
 //! Function symbols of a program file (ELF), by offset in the file, which a mapping states too.
 //!
-//! In: the file's bytes. Out: the start of each function in the file, and its name, with Rust's mangling undone. Without
-//! a symbol table, or if the file's headers are inconsistent, there are none.
+//! In: the file's bytes. Out: the start of each function in the file, and its name, with Rust's mangling undone.
+//! Without a symbol table, or if the file's headers are inconsistent, there are none.
 
 use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
 

@@ -2,10 +2,11 @@
 //!
 //! In: a line. Out: the instruction that was executed, or that the previous line's instruction was not.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 /// Where an instruction is: of the host or of a guest, of the kernel or of a program.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Level {
     /// The host's kernel.

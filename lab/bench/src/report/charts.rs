@@ -131,8 +131,12 @@ impl Frame {
         let (top, bottom) = (self.y(1.0), self.y(0.0));
         html! {
             g.grid {
-                @for tick in self.time.ticks() { line x1=(px(self.x(tick))) x2=(px(self.x(tick))) y1=(px(top)) y2=(px(bottom)) {} }
-                @for (level, _) in levels { line x1=(px(left)) x2=(px(right)) y1=(px(self.y(*level))) y2=(px(self.y(*level))) {} }
+                @for tick in self.time.ticks() {
+                    line x1=(px(self.x(tick))) x2=(px(self.x(tick))) y1=(px(top)) y2=(px(bottom)) {}
+                }
+                @for (level, _) in levels {
+                    line x1=(px(left)) x2=(px(right)) y1=(px(self.y(*level))) y2=(px(self.y(*level))) {}
+                }
             }
             g.ticks {
                 @for tick in self.time.labels() {
@@ -449,7 +453,8 @@ pub(super) fn histogram(id: &str, drawn: &Drawn<'_>, time: TimeAxis) -> Markup {
             g class=(format!("bars {}", drawn.style.colour)) {
                 @for (column, count) in bars {
                     @let top = frame.y(*count as f64 / total / highest).min(frame.y(0.0) - 1.0);
-                    rect x=(px(ROOM.0 + column as f64 * width)) y=(px(top)) width=(px((width - 0.6).max(0.5))) height=(px(frame.y(0.0) - top)) {
+                    rect x=(px(ROOM.0 + column as f64 * width)) y=(px(top))
+                        width=(px((width - 0.6).max(0.5))) height=(px(frame.y(0.0) - top)) {
                         title { (number::count(*count)) " requests" }
                     }
                 }

@@ -465,13 +465,27 @@ fn definitions() -> Markup {
     html! {
         h2 { "What the figures are" }
         dl {
-            dt { "Response time" } dd { "From the request's to the reply's passage of the host's NIC, stamped outside the host: no delay of the client is in it." }
-            dt { "Percentiles" } dd { "Nearest rank: a sample that was measured. SD is the sample's (n - 1). All are exact, not taken from the histogram." }
+            dt { "Response time" }
+            dd {
+                "From the request's to the reply's passage of the host's NIC, stamped outside the host: no delay of "
+                "the client is in it."
+            }
+            dt { "Percentiles" }
+            dd {
+                "Nearest rank: a sample that was measured. SD is the sample's (n - 1). All are exact, not taken from "
+                "the histogram."
+            }
             dt { "95 % interval" } dd { "Distribution-free, from order statistics; it supposes independent samples." }
-            dt { "Closed loop" } dd { "One request is out at a time, as in the paper: a slow reply delays the requests after it." }
-            dt { "Gbit/s" } dd { "TCP payload that the bulk VMs acknowledged between the first and the last RT request; 10⁹ bit." }
+            dt { "Closed loop" }
+            dd { "One request is out at a time, as in the paper: a slow reply delays the requests after it." }
+            dt { "Gbit/s" }
+            dd { "TCP payload that the bulk VMs acknowledged between the first and the last RT request; 10⁹ bit." }
             dt { "CPU" } dd { "Busy share of all of the host's CPUs." }
-            dt { "Batched" } dd { "The emulator released it in the same instant as a request before it, so it is not a measurement of its own." }
+            dt { "Batched" }
+            dd {
+                "The emulator released it in the same instant as a request before it, so it is not a measurement of "
+                "its own."
+            }
         }
     }
 }
@@ -484,9 +498,16 @@ fn reproduce(report: &Report) -> Markup {
         h2 { "Clock, limits, and how to repeat it" }
         @for clock in clocks { p { strong { (clock.name()) " clock. " } (clock.meaning()) } }
         @for conditions in paper_conditions(report) {
-            p { strong { "The paper. " } (conditions) ". Its machine is not ours: compare ratios between methods, not microseconds." }
+            p {
+                strong { "The paper. " } (conditions)
+                ". Its machine is not ours: compare ratios between methods, not microseconds."
+            }
         }
-        dl { dt { "Machine" } dd { (report.machine) } dt { "Kernel" } dd { (report.kernel) } dt { "Schema" } dd { "version " (report.schema_version) } }
+        dl {
+            dt { "Machine" } dd { (report.machine) }
+            dt { "Kernel" } dd { (report.kernel) }
+            dt { "Schema" } dd { "version " (report.schema_version) }
+        }
         pre { code { (report.command) } }
     }
 }

@@ -2,7 +2,8 @@
 //! per frame.
 //!
 //! ```text
-//! Ethernet: group, publisher, 0x88BA | APPID, length, 4 reserved | savPdu { noASDU, seqASDU { ASDU { svID, smpCnt, confRev, smpSynch, data } } }
+//! Ethernet: group, publisher, 0x88BA | APPID, length, 4 reserved | savPdu { noASDU, seqASDU { ASDU { svID, smpCnt,
+//! confRev, smpSynch, data } } }
 //! ```
 //! Numbers are big-endian; the savPdu is BER. The data are eight values of 4 bytes with 4 bytes of quality. Here the
 //! first value is the frame's number, because smpCnt restarts every second.

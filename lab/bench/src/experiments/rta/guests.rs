@@ -382,7 +382,8 @@ mod tests {
 
     #[test]
     fn what_is_declared_is_not_counted_as_reserved_for_applications() {
-        let text = r#"{"seconds":0.1,"reservations":{"backend":"paced","vcpus":[{"vm":"a","bandwidth":0.35,"guest":{"budget_us":1.0}},
+        let text = r#"{"seconds":0.1,"reservations":{"backend":"paced","vcpus":[
+            {"vm":"a","bandwidth":0.35,"guest":{"budget_us":1.0}},
                       {"vm":"b","bandwidth":0.05,"guest":null},{"vm":"rt","bandwidth":0.4}],"refused":[]}}"#;
         let look = Reservations::parse(text).unwrap();
         let guests = Guests { names: vec!["a".to_owned(), "b".to_owned()], declared_us: DECLARED_US, module: false };
