@@ -127,5 +127,5 @@ macro_rules! tests {
 
 tests! {
     ring call control ledger published asks api proc cmdline cgroup libvirt qmp trace analysis netlink journal
-    tenants_toml host_toml daemon_toml sched_toml sockets_toml
+    tenants_toml host_toml daemon_toml sched_toml sockets_toml plan_toml limits_toml
 }

@@ -88,25 +88,24 @@ pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
 
 /// Seen from outside, a stopped emulator looks like a host that hangs.
 pub(crate) fn a_hang_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, Signal::STOP)?;
-    ensure!(said.contains("hangs: no sign of life for 60 s"), "it does not say that the host hangs: {said}");
+    let said = lab_with(test, &Host { silence: 120, ..HOST }, Signal::STOP)?;
+    ensure!(said.contains("hangs: no sign of life for 120 s"), "it does not say that the host hangs: {said}");
     Ok(())
 }
 
 pub(crate) fn a_killed_emulator_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, Signal::KILL)?;
+    let said = lab_with(test, &HOST, Signal::KILL)?;
     ensure!(said.contains("the emulator ended (signal: 9"), "it does not say that the emulator was killed: {said}");
     Ok(())
 }
 
-/// Sends a signal to the emulator of a lab whose command runs, and returns what the lab says. Before that, a second lab
-/// cannot have the directory of the first.
-fn lab_with(test: &Outside, signal: Signal) -> Result<String> {
-    let host = Host { silence: 60, ..HOST };
-    let lab = test.start(&mut test.lab_run(&host, Some(test.dir()), &["sh", "-c", "touch up; sleep 600"]))?;
+/// Sends a signal to the emulator of a lab of this host, whose command runs, and returns what the lab says. Before
+/// that, a second lab cannot have the directory of the first.
+fn lab_with(test: &Outside, host: &Host, signal: Signal) -> Result<String> {
+    let lab = test.start(&mut test.lab_run(host, Some(test.dir()), &["sh", "-c", "touch up; sleep 600"]))?;
     let up = test.files()?.join("up");
     test.until(BOOT, "the command has started", || Ok(up.exists()))?;
-    let second = test.run(&mut test.lab_run(&host, Some(test.dir()), &["true"]))?.expect(64)?;
+    let second = test.run(&mut test.lab_run(host, Some(test.dir()), &["true"]))?.expect(64)?;
     ensure!(second.contains("another lab uses"), "a second lab in the directory of the first: {second}");
     let port = test.dir().join("agent.sock");
     let emulators = processes(&port)?;
