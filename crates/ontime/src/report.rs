@@ -338,16 +338,17 @@ fn without_secrets(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let said = String::from_utf8_lossy(line);
-        let lower = said.to_lowercase();
+        // Of the same length as the line.
+        let lower = said.to_ascii_lowercase();
         // The value extends from the first such key to the end of the line.
         let key = SECRET.iter().filter_map(|word| lower.find(word)).min();
         let value = key.and_then(|at| lower.get(at..)?.find(['=', ':']).map(|sign| at + sign + 1));
         match value.and_then(|value| said.get(..value)) {
-            Some(head) if lower.len() == said.len() => {
+            Some(head) => {
                 out.extend_from_slice(head.as_bytes());
                 out.extend_from_slice(b" left out\n");
             }
-            _ => out.extend_from_slice(line),
+            None => out.extend_from_slice(line),
         }
     }
     out
@@ -364,6 +365,11 @@ mod tests {
         let kept = b"class = \"rt\"\nvnc-password = left out\nroot=/dev/sda Token= left out\nno value of a secret \
             here\n\xff\xfe\n";
         assert_eq!(without_secrets(text), kept, "{}", String::from_utf8_lossy(&without_secrets(text)));
+        // A letter that is longer in lower case.
+        assert_eq!(
+            without_secrets("vm=\u{130} PASSWORD: x\n".as_bytes()),
+            "vm=\u{130} PASSWORD: left out\n".as_bytes()
+        );
     }
 
     #[test]
