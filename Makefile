@@ -16,7 +16,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test dashboard-test rpm dra dra-test test-kubernetes test-kubelet \
+	monitoring-test dashboard-test kubevirt-test rpm dra dra-test test-kubernetes test-kubelet \
 	dist-lab install-lab deb-build-test test-images
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
@@ -40,6 +40,10 @@ monitoring-test: setup
 ## dashboard-test: Grafana's published schema takes the dashboard; needs Go
 dashboard-test:
 	scripts/go.sh scripts/grafana test -count=1 ./...
+
+## kubevirt-test: the types of KubeVirt's API take the example of a VM; needs npm
+kubevirt-test:
+	scripts/kubevirt.sh
 
 ## thorough: what `make test` leaves out: tests of this machine's real speed, long ones of plans and of the lab (hours)
 thorough: setup

@@ -55,11 +55,12 @@ const MARKER: &str = "ontime-names-";
 
 /// Arguments whose values are names that only the host knows: the subcommand, the argument, and the marker that stands
 /// for the names in what the generators write.
-const NAMES: [(&[&str], &str, &str); 7] = [
+const NAMES: [(&[&str], &str, &str); 8] = [
     (&["apply"], "method", "ontime-names-methods"),
-    (&["attach"], "vm", "ontime-names-vms"),
+    (&["attach"], "vm", "ontime-names-socket-vms"),
+    (&["device"], "vm", "ontime-names-socket-vms"),
     (&["net", "status"], "nics", "ontime-names-nics"),
-    (&["sockets"], "vm", "ontime-names-vms"),
+    (&["sockets"], "vm", "ontime-names-socket-vms"),
     (&["trace"], "vm", "ontime-names-vms"),
     (&["trace"], "container", "ontime-names-containers"),
     (&["trace"], "nic", "ontime-names-nics"),
@@ -201,7 +202,7 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let text = completion(shell).unwrap();
             assert!(!text.contains(MARKER), "{shell}: {text}");
-            for names in ["methods", "vms", "containers", "nics"] {
+            for names in ["methods", "vms", "socket-vms", "containers", "nics"] {
                 assert!(text.contains(&format!("names {names}")), "{shell} {names}");
             }
             assert!(text.contains("vcpu-place") && text.contains("oslat"), "{shell}");
@@ -235,8 +236,9 @@ mod tests {
             (&["ontime", "apply", "--method", "methods-1"], &["methods-1"]),
             (&["ontime", "status", "--rule", "vcpu"], &["vcpu-place"]),
             (&["ontime", "verify", "--test", "o"], &["oslat"]),
-            (&["ontime", "attach", "vms"], &["vms-1", "vms-2"]),
-            (&["ontime", "sockets", "vms-2"], &["vms-2"]),
+            (&["ontime", "attach", "s"], &["socket-vms-1", "socket-vms-2"]),
+            (&["ontime", "device", "--vm", ""], &["socket-vms-1", "socket-vms-2"]),
+            (&["ontime", "sockets", "socket-vms-2"], &["socket-vms-2"]),
             (&["ontime", "net", "status", "nics-1"], &["nics-1"]),
         ] {
             assert_eq!(offered(words), wanted, "{words:?}");

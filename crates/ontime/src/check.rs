@@ -44,7 +44,7 @@ const PARTS: [Part; 5] = [
     Part {
         name: "sockets",
         one: |text| ontime_sockets::config::parse(text).map(drop),
-        all: |dir| ontime_sockets::config::load(dir, "").map(drop),
+        all: |dir| ontime_sockets::config::load_all(dir).map(drop),
     },
 ];
 

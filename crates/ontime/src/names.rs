@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use ontime_hostnet::Method;
+use ontime_sockets::config;
 use ontime_tenants::{Sources, discover};
 
 use crate::daemon::config::Config;
@@ -20,6 +21,8 @@ use crate::{api, client, exit};
 enum Kind {
     /// Virtual machines
     Vms,
+    /// Virtual machines that sockets.toml gives outsourced sockets, running or not
+    SocketVms,
     /// Containers
     Containers,
     /// Network interfaces
@@ -47,6 +50,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     };
     let names: Vec<String> = match args.kind {
         Kind::Vms => of_tenants(false),
+        Kind::SocketVms => config::load_all(&paths.config_dir).unwrap_or_default().into_keys().collect(),
         Kind::Containers => of_tenants(true),
         Kind::Nics => nics(),
         Kind::Methods => Method::ALL.iter().map(|method| method.name().to_owned()).collect(),

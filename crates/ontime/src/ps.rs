@@ -26,7 +26,7 @@ pub(crate) struct Args {
 /// # Errors
 /// Where the configuration is wrong, or standard output is closed.
 pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
-    let (tenants, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
+    let (answer, problems, missed) = match client::get::<api::Tenants>(&paths.socket(), "/v1/tenants") {
         Ok(answer) => with_last_problems(answer, paths),
         Err(ClientError::NoDaemon { .. }) => look(paths, Unseen::rights())?,
         Err(error @ ClientError::Denied { .. }) => look(paths, Unseen::rights().also(error))?,
@@ -37,40 +37,40 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     let mut out = std::io::stdout().lock();
     if args.json {
-        let tenants: Vec<_> = tenants.iter().map(api::Versioned::of).collect();
-        serde_json::to_writer_pretty(&mut out, &tenants)?;
+        serde_json::to_writer_pretty(&mut out, &answer)?;
         writeln!(out)?;
-    } else if tenants.is_empty() {
+    } else if answer.tenants.is_empty() {
         let seen = if missed.is_none() { "runs on this host" } else { "is among what could be seen" };
         writeln!(out, "no tenant: no VM and no container {seen}")?;
     } else {
         let head = ["NAME", "KIND", "CLASS", "SOURCE", "THREAD", "COMM", "TID", "POLICY", "CPUS", "LAST"];
-        let rows: Vec<[String; 10]> = tenants.iter().flat_map(rows).collect();
+        let rows: Vec<[String; 10]> = answer.tenants.iter().flat_map(rows).collect();
         table::write(&mut out, head, &rows)?;
     }
     Ok(ExitCode::from(missed.print(exit::OK)))
 }
 
 /// Adds the problems that the daemon's last pass found.
-fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (Vec<api::Tenant>, Vec<api::Problem>, Unseen) {
+fn with_last_problems(answer: api::Tenants, paths: &Paths) -> (api::Tenants, Vec<api::Problem>, Unseen) {
     let missed = Unseen::default().and(&answer.unseen);
     match client::get::<api::Status>(&paths.socket(), "/v1/status") {
         Ok(status) => {
             let is_said = |problem: &api::Problem| answer.unseen.contains(problem);
             let others = status.problems.into_iter().filter(|problem| !is_said(problem)).collect();
-            (answer.tenants, others, missed)
+            (answer, others, missed)
         }
-        Err(error) => (answer.tenants, Vec::new(), missed.also(error)),
+        Err(error) => (answer, Vec::new(), missed.also(error)),
     }
 }
 
-fn look(paths: &Paths, missed: Unseen) -> anyhow::Result<(Vec<api::Tenant>, Vec<api::Problem>, Unseen)> {
+fn look(paths: &Paths, missed: Unseen) -> anyhow::Result<(api::Tenants, Vec<api::Problem>, Unseen)> {
     let config = Config::load(&paths.config_dir)?;
     let found = discover(&Sources::host(), &config.rules);
     let tenants = found.tenants.iter().map(|tenant| view::tenant(tenant, config.rules.table())).collect();
-    let missed = missed.and(&view::unseen(&found));
+    let answer = api::Tenants { schema_version: api::SCHEMA_VERSION, tenants, unseen: view::unseen(&found) };
+    let missed = missed.and(&answer.unseen);
     let others = found.problems.iter().filter(|problem| !problem.hides_tenants());
-    Ok((tenants, others.map(view::problem).collect(), missed))
+    Ok((answer, others.map(view::problem).collect(), missed))
 }
 
 /// One row per thread. The tenant's own columns are filled in the first row only.

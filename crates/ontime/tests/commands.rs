@@ -140,6 +140,9 @@ fn what_the_daemon_could_not_see_makes_every_command_unknown() {
         let out = ontime(dir.path(), args);
         assert_eq!(text(&out.stderr), "ontime: not seen: /docker/ab: cgroup v1; boot\n", "{args:?}");
         assert_eq!(out.status.code(), Some(3), "{args:?}: {out:?}");
+        if args.last() == Some(&"--json") && args != ["status", "--json"] {
+            assert!(text(&out.stdout).contains("\"schema_version\": 1"), "{args:?}: {out:?}");
+        }
     }
     let shown = text(&ontime(dir.path(), &["net", "status"]).stdout);
     assert_eq!(shown, "no NIC: no network interface but the loopback is among what could be seen\n");

@@ -90,21 +90,26 @@ enum User {
 /// Reads the configuration of the VM `name` from the files in `directory`. None if no file names it.
 ///
 /// # Errors
-/// [`ConfigError`] for a file that cannot be read or has an invalid value, or for a second table of a VM.
+/// As [`load_all`].
 pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
-    let mut found = None;
-    let mut named = BTreeSet::new();
+    Ok(load_all(directory)?.remove(name))
+}
+
+/// Reads the configuration of every VM, by name, from the files in `directory`.
+///
+/// # Errors
+/// [`ConfigError`] for a file that cannot be read or has an invalid value, or for a second table of a VM.
+pub fn load_all(directory: &Path) -> Result<BTreeMap<String, Vm>, ConfigError> {
+    let mut found = BTreeMap::new();
     for path in config::files(directory, "sockets")? {
         let text = Text::read(&path)?;
         for (vm, entry) in parse(&text)? {
             let span = vm.span();
             let vm = vm.into_inner();
-            if !named.insert(vm.clone()) {
+            if found.contains_key(&vm) {
                 return Err(text.error(&span, format!("a second table for VM {vm}; keep one of them")));
             }
-            if vm == name {
-                found = Some(entry);
-            }
+            found.insert(vm, entry);
         }
     }
     Ok(found)

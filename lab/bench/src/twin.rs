@@ -30,7 +30,7 @@ struct Tenants {
     tenants: Vec<Tenant>,
 }
 
-/// A tenant, as `ontime ps --json` prints it.
+/// A tenant of `ontime ps --json`.
 #[derive(Debug, Deserialize)]
 struct Tenant {
     kind: String,

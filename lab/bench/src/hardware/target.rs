@@ -43,6 +43,11 @@ struct Status {
 
 /// The fields of `ontime ps --json` that are used.
 #[derive(Debug, Deserialize)]
+struct Tenants {
+    tenants: Vec<Tenant>,
+}
+
+#[derive(Debug, Deserialize)]
 struct Tenant {
     name: String,
     class: String,
@@ -203,7 +208,7 @@ impl Target {
             return Ok(());
         }
         let ontime = self.site.ontime.clone();
-        let tenants: Vec<Tenant> = self.json(&format!("{ontime} ps --json"))?;
+        let Tenants { tenants } = self.json(&format!("{ontime} ps --json"))?;
         let class_of = |name: &str| tenants.iter().find(|of| of.name == name).map(|of| of.class.as_str());
         let wanted = std::iter::once((self.site.rt.tenant.as_str(), "rt"));
         let bulk = self.site.bulk.iter().flat_map(|of| of.tenants.keys().map(|name| (name.as_str(), "bulk")));

@@ -114,8 +114,9 @@ fn row_of(nic: &str) -> Result<String> {
 
 fn is_on(vm: &str, nic: &str) -> Result<bool> {
     let named = |value: &Value, name: &str| value.get("name").and_then(Value::as_str) == Some(name);
-    let tenants = json("ontime ps --json")?;
-    let tenant = tenants.as_array().and_then(|tenants| tenants.iter().find(|tenant| named(tenant, vm)));
+    let answer = json("ontime ps --json")?;
+    let mut tenants = answer.get("tenants").and_then(Value::as_array).into_iter().flatten();
+    let tenant = tenants.find(|tenant| named(tenant, vm));
     let nics = tenant.and_then(|tenant| tenant.get("nics")?.as_array());
     Ok(nics.is_some_and(|nics| nics.iter().any(|of| named(of, nic))))
 }

@@ -154,8 +154,8 @@ fn are_shown() -> Result<()> {
     expect("iothreads in ontime ps", 1, count(" iothread ", "IO iothread1"))?;
     ensure!(count(" emulator ", "qemu-system") > 0, "no emulator thread in ontime ps");
     let tenants = json("ontime ps --json")?;
-    let mut caps =
-        tenants.as_array().into_iter().flatten().map(|tenant| tenant.get("runtime_cap").and_then(Value::as_f64));
+    let list = tenants.get("tenants").and_then(Value::as_array).into_iter().flatten();
+    let mut caps = list.map(|tenant| tenant.get("runtime_cap").and_then(Value::as_f64));
     ensure!(caps.any(|cap| cap == Some(0.8)), "the cap of the metadata is not known: {tenants}");
     Ok(())
 }
