@@ -17,7 +17,19 @@ programs=$PWD/target/kubernetes
 mkdir -p "$programs"
 # With the same flags for all, packages are compiled once.
 export CGO_ENABLED=0 GOFLAGS="${GOFLAGS-} -trimpath"
-build() {
+# MODULE PACKAGE [FLAG...]: gets what the package is built from. One of its many downloads may fail.
+gets() {
+    module=$1 package=$2 tries=1
+    shift 2
+    until scripts/go.sh "$module" list "$@" -deps "$package" > /dev/null; do
+        # 3: Go is too old.
+        [ $? -ne 3 ] && [ "$tries" -lt 10 ] || exit 1
+        tries=$((tries + 1))
+        sleep 10
+    done
+}
+build() { # MODULE PROGRAM PACKAGE
+    gets "$1" "$3"
     scripts/go.sh "$1" build -ldflags '-s -w' -o "$programs/$2" "$3"
 }
 build dra/cluster etcd go.etcd.io/etcd/server/v3
@@ -30,6 +42,7 @@ if [ "${2-}" = kubelet ]; then
     cp dra/cluster/go.mod "$programs/kubelet.mod"
     cp dra/cluster/go.sum "$programs/kubelet.sum"
     version=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' dra/cluster/go.mod | head -n 1)
+    gets dra/cluster k8s.io/kubernetes/cmd/kubelet -modfile="$programs/kubelet.mod" -mod=mod
     scripts/go.sh dra/cluster build -modfile="$programs/kubelet.mod" -mod=mod -o "$programs/kubelet" \
         -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" k8s.io/kubernetes/cmd/kubelet
     exec scripts/kubelet-test.sh "$ontime" "$programs"

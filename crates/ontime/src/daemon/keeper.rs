@@ -144,6 +144,11 @@ impl Keeper {
         settled.vcpus.iter().map(|vcpu| (vcpu.id, self.backend.place(vcpu))).collect()
     }
 
+    /// The threads of the back end, and the first place that the plan gave to each.
+    pub(crate) fn held(&self) -> BTreeMap<ThreadId, Policy> {
+        self.held.borrow().clone()
+    }
+
     /// Takes threads that are not in `settled` away from the back end.
     pub(crate) fn release(&mut self, settled: &Settled) {
         if let Err(error) = self.backend.release(settled) {

@@ -70,8 +70,12 @@ impl Look {
         intent.resting = known.resting.cloned().unwrap_or_default();
         let mut settled = Settled::default();
         if let Some(keeper) = known.keeper {
-            settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online);
-            intent.reserved = keeper.places(&settled);
+            if known.held_only {
+                intent.reserved = keeper.held();
+            } else {
+                settled = keeper.settle(&config.sched, &found.tenants, &inventory.cpus.online);
+                intent.reserved = keeper.places(&settled);
+            }
         }
         let mut look = Self { found, inventory, intent, inherited, settled, discovering, excess, ..Self::default() };
         look.plan_again(known.journal);
@@ -173,6 +177,8 @@ pub(crate) struct Known<'a> {
     pub pauses: Option<&'a Pauses>,
     /// Keeps reserved CPU time. None: nothing is reserved.
     pub keeper: Option<&'a Keeper>,
+    /// Admits nothing: threads that the keeper does not hold yet have no reserved CPU time.
+    pub held_only: bool,
 }
 
 /// The plan, and the NICs that poll under its method.

@@ -399,6 +399,7 @@ impl Engine {
                 paused,
                 pauses: Some(&state.pauses),
                 keeper: Some(&*keeper),
+                held_only: false,
             };
             let seen = Look::at(sources, config, paths, known);
             drop(state);

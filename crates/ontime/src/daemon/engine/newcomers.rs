@@ -2,9 +2,9 @@
 //!
 //! In: their numbers from the [`Watcher`](ontime_tenants::watch::Watcher), which has the owners of processes take
 //! turns. They alone are read, and planned as in a pass beside what the last pass found; only the settings of their
-//! threads are made. What else they require (their network devices, reserved CPU time of vCPUs, protections off again)
-//! is left to the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these
-//! settings.
+//! threads are made. What else they require (their network devices, reserved CPU time, protections off again) is left to
+//! the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these settings.
+//! Until a vCPU has its reserved time, it is behind all that have theirs, with a cap.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,6 +123,7 @@ impl Engine {
             paused: &paused,
             pauses: Some(&pauses),
             keeper: Some(&self.keeper),
+            held_only: true,
         };
         let mut look = Look::at(&self.sources, &self.config, &self.paths, known);
         let is_new = |setting: &&Setting| match &setting.knob {
@@ -139,8 +140,7 @@ impl Engine {
         // `look`, the end of a pass in progress could place them without a cap, and switch protections off.
         let seen = self.look.found.tenants.iter().flat_map(|tenant| &tenant.threads);
         let before: BTreeSet<ThreadId> = seen.map(|thread| thread.id).collect();
-        let reserved = &look.intent.reserved;
-        let is_left = |id: ThreadId| !before.contains(&id) && (!pids.contains(&id.pid) || reserved.contains_key(&id));
+        let is_left = |id: ThreadId| !before.contains(&id) && !pids.contains(&id.pid);
         for tenants in [&mut look.found.tenants, &mut look.intent.tenants] {
             tenants.iter_mut().for_each(|tenant| tenant.threads.retain(|thread| !is_left(thread.id)));
             tenants.retain(|tenant| !tenant.threads.is_empty());
