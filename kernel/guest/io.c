@@ -765,6 +765,17 @@ static int recv_own_error(struct sock *sk)
 	return READ_ONCE(sk->sk_err) == EPIPE ? 0 : sock_error(sk);
 }
 
+/*
+ * A receive during which the connection was dissolved ends with EPIPE, as by sk_wait_event(). The
+ * error that the dissolved connection leaves is not its own.
+ */
+static int recv_dissolved(struct sock *sk, int err)
+{
+	if (err == -ECONNRESET)
+		ontime_sock_keep_error(sk, ECONNRESET);
+	return err == -ECONNRESET || err == -ENOTCONN ? -EPIPE : err;
+}
+
 /* Whether the host has reported that the stream has ended and all its data was received. */
 static bool recv_at_end(struct sock *sk, int flags)
 {
@@ -800,6 +811,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	long timeout;
 	bool plain, low = false;
 	const struct recv_place first = recv_place(msg);
+	int disconnects = READ_ONCE(sk->sk_disconnects);
 	size_t received = 0, target;
 	struct recv_place before;
 	int result;
@@ -853,6 +865,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		 */
 		result = recv_own_error(sk) ?: result;
 	}
+	if (unlikely(result < 0 && READ_ONCE(sk->sk_disconnects) != disconnects))
+		result = recv_dissolved(sk, result);
 	if (unlikely(msg->msg_get_inq) && result >= 0 && sk->sk_type == SOCK_STREAM)
 		msg->msg_inq = recv_left(sk);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;

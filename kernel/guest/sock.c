@@ -684,6 +684,8 @@ static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, in
 
 	if (mutex_lock_killable(&os->call_lock))
 		return -EINTR;
+	/* For receives that wait: recv_dissolved(). */
+	WRITE_ONCE(sk->sk_disconnects, sk->sk_disconnects + 1);
 	err = sock_connect_call(sk, addr, length);
 	if (!err)
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
