@@ -61,9 +61,9 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 	struct ontime_rpc *rpc;
 	unsigned int i;
 
-	/* Only the calls of one queue are in order. */
-	if (!number && READ_ONCE(os->chan))
-		ontime_more_settle(sk, false);
+	/* Only the calls of one queue are in order. A shutdown ends the sends that wait in the device. */
+	if ((!number && READ_ONCE(os->chan)) || op == ONTIME_OP_SHUTDOWN)
+		ontime_more_settle(sk, op == ONTIME_OP_SHUTDOWN);
 	for (i = 0; number && i < ARRAY_SIZE(os->spare); i++) {
 		rpc = READ_ONCE(os->spare[i]) ? xchg(&os->spare[i], NULL) : NULL;
 		if (rpc) {
