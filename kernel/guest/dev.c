@@ -279,6 +279,7 @@ static struct ontime_chan *chan_alloc(struct virtio_device *vdev)
 	spin_lock_init(&chan->lock);
 	INIT_LIST_HEAD(&chan->calls);
 	INIT_LIST_HEAD(&chan->idle);
+	timer_setup(&chan->bell, ontime_rpc_bell, 0);
 	return chan;
 }
 
@@ -518,6 +519,8 @@ static void ontime_remove(struct virtio_device *vdev)
 	spin_unlock_irq(&chan->lock);
 	/* Callers between adding a call and ringing the doorbell hold the RCU read lock. */
 	synchronize_rcu();
+	/* It is not started any more. */
+	timer_shutdown_sync(&chan->bell);
 	virtio_reset_device(vdev);
 	ontime_chan_fail(chan);
 	dev_end_sockets(chan);

@@ -15,6 +15,7 @@
  * copied through memory of the call.
  */
 #include <linux/capability.h>
+#include <linux/delay.h>
 #include <linux/errqueue.h>
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
@@ -326,6 +327,102 @@ static int send_fastopen(struct socket *sock, struct msghdr *msg)
 	return ontime_connect(sock, msg->msg_name, msg->msg_namelen, msg->msg_flags & MSG_DONTWAIT ? O_NONBLOCK : 0);
 }
 
+/*
+ * Whether a send is posted: part of a stream's segment, of which MSG_MORE announces more, if it would
+ * not wait and nothing is known that it could fail by. The answer says no more than that it was
+ * sent, so the caller does not wait for it, and the call needs no doorbell of its own. A sender that
+ * must not wait, or only for a time, is told at once if there is no room. Linux holds back less than
+ * a segment, too.
+ */
+static bool send_may_post(struct socket *sock, struct msghdr *msg, long timeout)
+{
+	struct ontime_sock *os = ontime_sk(sock->sk);
+	const u32 ends = ONTIME_READY_HUP | ONTIME_READY_ERR;
+
+	return (msg->msg_flags & ~(MSG_NOSIGNAL | MSG_CMSG_COMPAT)) == MSG_MORE && timeout == MAX_SCHEDULE_TIMEOUT &&
+	       sock->sk->sk_type == SOCK_STREAM && sock->state == SS_CONNECTED && !msg->msg_controllen &&
+	       msg_data_left(msg) && msg_data_left(msg) <= ONTIME_MORE_BYTES &&
+	       READ_ONCE(os->more_bytes) + msg_data_left(msg) <= ONTIME_MORE_BYTES && !READ_ONCE(os->shut_write) &&
+	       !READ_ONCE(os->dead) && (ontime_sock_ready(os) & (ONTIME_READY_OUT | ends)) == ONTIME_READY_OUT;
+}
+
+/* Posts a send; returns the bytes sent, or 0: it has to be sent as others are. */
+static int send_post(struct sock *sk, struct msghdr *msg)
+{
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_rpc *rpc;
+	size_t chunk = 0;
+	int err = -EBUSY;
+
+	/* The count is visible before the check: sock_move(). */
+	if (atomic_inc_return(&os->more) > ONTIME_MORE || (READ_ONCE(os->wanted) && !READ_ONCE(os->chan)))
+		goto out;
+	rpc = ontime_sock_rpc(sk, ONTIME_OP_SEND);
+	err = PTR_ERR_OR_ZERO(rpc);
+	if (err)
+		goto out;
+	err = send_head(sk, rpc, msg) ?: send_data(sk, rpc, msg, &chunk);
+	if (!err) {
+		err = ontime_rpc_post_send(rpc);
+		if (err)
+			iov_iter_revert(&msg->msg_iter, chunk);
+		else
+			WRITE_ONCE(os->more_bytes, os->more_bytes + chunk);
+	}
+	ontime_rpc_put(rpc);
+out:
+	if (err)
+		atomic_dec(&os->more);
+	return err ? 0 : chunk;
+}
+
+/* The device has answered a posted send; the caller's reference keeps the call. In any context. */
+void ontime_more_done(struct ontime_rpc *rpc)
+{
+	u32 id = le32_to_cpu(rpc->out.call.sock);
+	struct ontime_sock *os;
+
+	rcu_read_lock();
+	os = xa_load(&rpc->dev->socks, id & (ONTIME_SOCKETS_MAX - 1));
+	if (os && os->id == id) {
+		/* Its error is that of the next call. */
+		if (rpc->result < 0)
+			io_keep_error((struct sock *)os, rpc->result);
+		ontime_sock_done((struct sock *)os, rpc);
+		atomic_dec(&os->more);
+	}
+	rcu_read_unlock();
+}
+
+/*
+ * Waits until the device has sent what was posted: for a moment before a call that goes another way;
+ * before the socket's end (@end), which ends calls that wait in the device, as long as a peer that
+ * takes nothing keeps a closed connection. False: something is left.
+ */
+bool ontime_more_settle(struct sock *sk, bool end)
+{
+	unsigned long limit = jiffies + (end ? 60 * HZ : max(HZ / 50, 2));
+	struct ontime_sock *os = ontime_sk(sk);
+	struct ontime_chan *chan;
+
+	if (likely(!atomic_read(&os->more)))
+		return true;
+	chan = ontime_chan_get(READ_ONCE(os->chan), os->dev->generation);
+	if (!chan)
+		return true;
+	for (;;) {
+		ontime_rpc_kick(chan);
+		ontime_reap(chan);
+		if (!atomic_read(&os->more) || READ_ONCE(os->dead) || !READ_ONCE(chan->up) || time_after(jiffies, limit))
+			break;
+		if (fatal_signal_pending(current))
+			limit = min(limit, jiffies + HZ);
+		usleep_range(50, 200);
+	}
+	ontime_chan_put(chan);
+	return !atomic_read(&os->more);
+}
+
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 {
 	struct sock *sk = sock->sk;
@@ -345,6 +442,11 @@ int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length)
 		result = send_notice(sk, msg, &notice);
 	if (result)
 		goto out;
+	if (unlikely(msg->msg_flags & MSG_MORE) && send_may_post(sock, msg, timeout))
+		sent = send_post(sk, msg);
+	if (sent)
+		goto out;
+	WRITE_ONCE(ontime_sk(sk)->more_bytes, 0);
 	do {
 		result = send_chunk(sk, msg, &timeout);
 		if (result == -ONTIME_AGAIN)
@@ -765,6 +867,17 @@ static int recv_own_error(struct sock *sk)
 	return READ_ONCE(sk->sk_err) == EPIPE ? 0 : sock_error(sk);
 }
 
+/*
+ * A receive during which the connection was dissolved ends with EPIPE, as by sk_wait_event(). The
+ * error that the dissolved connection leaves is not its own.
+ */
+static int recv_dissolved(struct sock *sk, int err)
+{
+	if (err == -ECONNRESET)
+		ontime_sock_keep_error(sk, ECONNRESET);
+	return err == -ECONNRESET || err == -ENOTCONN ? -EPIPE : err;
+}
+
 /* Whether the host has reported that the stream has ended and all its data was received. */
 static bool recv_at_end(struct sock *sk, int flags)
 {
@@ -800,6 +913,7 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 	long timeout;
 	bool plain, low = false;
 	const struct recv_place first = recv_place(msg);
+	int disconnects = READ_ONCE(sk->sk_disconnects);
 	size_t received = 0, target;
 	struct recv_place before;
 	int result;
@@ -853,6 +967,8 @@ int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int f
 		 */
 		result = recv_own_error(sk) ?: result;
 	}
+	if (unlikely(result < 0 && READ_ONCE(sk->sk_disconnects) != disconnects))
+		result = recv_dissolved(sk, result);
 	if (unlikely(msg->msg_get_inq) && result >= 0 && sk->sk_type == SOCK_STREAM)
 		msg->msg_inq = recv_left(sk);
 	return result == -ERESTARTSYS ? sock_intr_errno(timeout) : result;

@@ -42,6 +42,7 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 #include <linux/version.h>
+#include <linux/timer.h>
 #include <linux/virtio.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
@@ -72,6 +73,9 @@
 #define ONTIME_STREAK 4
 /* Receiving ahead of datagrams stops after this many receives in a row that found no datagram. */
 #define ONTIME_BUSY 8
+/* Limits for sends with MSG_MORE that are posted one after the other: calls, and bytes. */
+#define ONTIME_MORE 32
+#define ONTIME_MORE_BYTES 1400
 /* Room in an answer for a number that it tells: ontime_told(). */
 #define ONTIME_TOLD_SIZE (sizeof(struct ontime_control) + sizeof(__le32))
 /* Limits for the caller's memory in one call: pages and bytes. */
@@ -99,6 +103,7 @@ struct ontime_chan {
 	struct ontime_event *events;
 	atomic_t waiting;		/* calls that wait in the device */
 	wait_queue_head_t room;		/* callers that found the queue full */
+	struct timer_list bell;		/* rings for posted sends that no other call follows */
 
 	spinlock_t lock;		/* protects the members below and the queues */
 	bool up;
@@ -215,6 +220,7 @@ struct ontime_rpc {
 		bool control;		/* goes to the control queue */
 		bool ahead;		/* a receive ahead, which no caller waits for: ahead.c */
 		u64 posted;		/* chan->aheads when it was posted */
+		bool more;		/* a posted send, which no caller waits for: io.c */
 		bool quiet;		/* needs no doorbell of its own */
 		bool answered;		/* by the device: in->done is valid */
 		bool lost;		/* the caller got an error without an answer; still in the queue */
@@ -246,6 +252,8 @@ void ontime_rpc_begin(struct ontime_rpc *rpc, u16 op, u32 sock);
 void ontime_rpc_put_later(struct ontime_rpc *rpc);
 bool ontime_queue_work(struct work_struct *work);
 int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused);
+int ontime_rpc_post_send(struct ontime_rpc *rpc);
+void ontime_rpc_bell(struct timer_list *timer);
 void ontime_rpc_wanted(struct ontime_rpc *rpc, bool wanted);
 void ontime_rpc_kick(struct ontime_chan *chan);
 void ontime_rpc_cancel(struct ontime_rpc *rpc);
@@ -320,6 +328,9 @@ struct ontime_sock {
 	bool controls;			/* received messages may come with control messages */
 	bool stamped;			/* a message was received: SIOCGSTAMP has an answer */
 	bool corked;			/* TCP_CORK or UDP_CORK is set */
+	bool shut_write;		/* a stream: shutdown() was called to write */
+	atomic_t more;			/* posted sends whose answers were not taken */
+	u32 more_bytes;			/* of posted sends since the last other one */
 	bool shut_read;			/* a stream: shutdown() was called to read, on this or an earlier connection */
 	struct ontime_rpc *spare[2];	/* completed calls of its channel, for reuse */
 	u32 streak;			/* small messages received in a row */
@@ -422,6 +433,8 @@ static inline void ontime_sock_keep_error(struct sock *sk, int error)
 int ontime_sendmsg(struct socket *sock, struct msghdr *msg, size_t length);
 int ontime_recvmsg(struct socket *sock, struct msghdr *msg, size_t length, int flags);
 void ontime_splice_eof(struct socket *sock);
+void ontime_more_done(struct ontime_rpc *rpc);
+bool ontime_more_settle(struct sock *sk, bool end);
 size_t ontime_datagram_max(struct ontime_rpc *rpc);
 void ontime_recv_control(struct ontime_rpc *rpc, struct msghdr *msg);
 

@@ -98,10 +98,10 @@ static void reap_events(struct ontime_chan *chan)
 }
 
 /*
- * With chan->lock. Adds receives ahead to @ahead, with a reference: their waiters are woken without
- * the lock.
+ * With chan->lock. Adds receives ahead and posted sends to @posted, with a reference: what their
+ * sockets learn, they learn without the lock.
  */
-static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
+static bool reap_calls(struct virtqueue *vq, struct list_head *posted)
 {
 	struct ontime_rpc *rpc;
 	unsigned int length;
@@ -110,13 +110,13 @@ static bool reap_calls(struct virtqueue *vq, struct list_head *ahead)
 	while ((rpc = virtqueue_get_buf(vq, &length))) {
 		any = true;
 		/* After completion, a call that is not held may be freed or reused. */
-		held = rpc->ahead;
+		held = rpc->ahead || rpc->more;
 		if (held)
 			refcount_inc(&rpc->refs);
 		rpc->answered = length >= sizeof(rpc->in->done) && rpc->in->done.id == rpc->out.call.id;
 		ontime_rpc_complete(rpc, rpc->answered ? (s32)le32_to_cpu(rpc->in->done.result) : -EIO);
 		if (held)
-			list_add_tail(&rpc->link, ahead);
+			list_add_tail(&rpc->link, posted);
 	}
 	return any;
 }
@@ -126,15 +126,15 @@ void ontime_reap(struct ontime_chan *chan)
 {
 	struct ontime_rpc *rpc, *next;
 	unsigned long flags;
-	LIST_HEAD(ahead);
+	LIST_HEAD(posted);
 	bool freed = false;
 
 	reap_events(chan);
 	spin_lock_irqsave(&chan->lock, flags);
 	while (chan->up) {
-		freed |= reap_calls(chan->callq, &ahead);
+		freed |= reap_calls(chan->callq, &posted);
 		if (chan->controlq)
-			reap_calls(chan->controlq, &ahead);
+			reap_calls(chan->controlq, &posted);
 		if (!chan->sleepers && !chan->word) {
 			virtqueue_disable_cb(chan->callq);
 			break;
@@ -150,8 +150,14 @@ void ontime_reap(struct ontime_chan *chan)
 	 * caller goes on.
 	 */
 	reap_events(chan);
-	list_for_each_entry_safe(rpc, next, &ahead, link) {
+	list_for_each_entry_safe(rpc, next, &posted, link) {
 		list_del_init(&rpc->link);
+		if (rpc->more) {
+			ontime_more_done(rpc);
+			/* It has no pages. */
+			ontime_rpc_put(rpc);
+			continue;
+		}
 		ontime_ahead_done(rpc);
 		ontime_rpc_put_later(rpc);
 	}

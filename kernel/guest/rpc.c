@@ -246,6 +246,8 @@ void ontime_rpc_complete(struct ontime_rpc *rpc, s32 result)
 		list_del_init(&rpc->idle_link);
 		rpc->chan->sleepers--;
 		atomic_dec(&rpc->chan->waiting);
+	} else if (rpc->more) {
+		atomic_dec(&rpc->chan->waiting);
 	}
 	/* If a channel refuses to close a socket, MAIN closes it. */
 	if (rpc->closes >= 0 && !(rpc->chan->number && result == -EOPNOTSUPP))
@@ -484,6 +486,29 @@ int ontime_rpc_post(struct ontime_rpc *rpc, u64 *refused)
 	return err;
 }
 
+/*
+ * Posts a send that no caller waits for: the next doorbell announces it, or a timer. It may wait in
+ * the device for room, and comes before the socket's later sends in any case.
+ */
+int ontime_rpc_post_send(struct ontime_rpc *rpc)
+{
+	struct ontime_chan *chan = rpc->chan;
+	int err = -EBUSY;
+
+	atomic_inc(&chan->waiting);
+	if (ontime_rpc_may_wait(chan)) {
+		rpc->out.call.flags |= cpu_to_le16(ONTIME_CALL_WAIT);
+		rpc->more = true;
+		rpc->quiet = true;
+		err = rpc_try_submit(rpc);
+	}
+	if (err)
+		atomic_dec(&chan->waiting);
+	else if (!timer_pending(&chan->bell))
+		mod_timer(&chan->bell, jiffies + max(HZ / 100, 1));
+	return err;
+}
+
 /* Rings the doorbell for calls that were posted without one. */
 void ontime_rpc_kick(struct ontime_chan *chan)
 {
@@ -500,6 +525,12 @@ void ontime_rpc_kick(struct ontime_chan *chan)
 	if (notify)
 		ontime_ring(chan);
 	rcu_read_unlock();
+}
+
+/* Calls were posted a while ago. In an interrupt. */
+void ontime_rpc_bell(struct timer_list *timer)
+{
+	ontime_rpc_kick(container_of(timer, struct ontime_chan, bell));
 }
 
 static bool rpc_room(struct ontime_chan *chan)

@@ -61,6 +61,9 @@ struct ontime_rpc *ontime_sock_rpc(struct sock *sk, u16 op)
 	struct ontime_rpc *rpc;
 	unsigned int i;
 
+	/* Only the calls of one queue are in order. A shutdown ends the sends that wait in the device. */
+	if ((!number && READ_ONCE(os->chan)) || op == ONTIME_OP_SHUTDOWN)
+		ontime_more_settle(sk, op == ONTIME_OP_SHUTDOWN);
 	for (i = 0; number && i < ARRAY_SIZE(os->spare); i++) {
 		rpc = READ_ONCE(os->spare[i]) ? xchg(&os->spare[i], NULL) : NULL;
 		if (rpc) {
@@ -92,8 +95,11 @@ static int sock_move(struct sock *sk)
 {
 	struct ontime_sock *os = ontime_sk(sk);
 	u32 wanted = READ_ONCE(os->wanted);
-	int err = ontime_simple(sk, ONTIME_OP_CHANNEL, wanted, 0);
+	int err = -EBUSY;
 
+	/* A send that is posted sees @wanted, or is seen here: MAIN would refuse it. */
+	if (ontime_more_settle(sk, false))
+		err = ontime_simple(sk, ONTIME_OP_CHANNEL, wanted, 0);
 	if (!err)
 		WRITE_ONCE(os->chan, wanted);
 	return err;
@@ -333,6 +339,7 @@ void ontime_sock_destroy(struct sock *sk)
 	/* As in TCP, unread bytes cause a reset. */
 	if (ontime_ahead_end(os))
 		os->abort = true;
+	ontime_more_settle(sk, !os->abort);
 	for (i = 0; i < ARRAY_SIZE(os->spare); i++)
 		if (os->spare[i])
 			ontime_rpc_put(os->spare[i]);
@@ -684,6 +691,8 @@ static int sock_dissolve_call(struct sock *sk, struct sockaddr_unsized *addr, in
 
 	if (mutex_lock_killable(&os->call_lock))
 		return -EINTR;
+	/* For receives that wait: recv_dissolved(). */
+	WRITE_ONCE(sk->sk_disconnects, sk->sk_disconnects + 1);
 	err = sock_connect_call(sk, addr, length);
 	if (!err)
 		WRITE_ONCE(sk->sk_state, TCP_CLOSE);
@@ -891,6 +900,8 @@ int ontime_shutdown(struct socket *sock, int how)
 	/* Before the report of the end that the call itself makes: sock_arrivals(). */
 	if (stream && how != SHUT_WR)
 		WRITE_ONCE(os->shut_read, true);
+	if (stream && how != SHUT_RD)
+		WRITE_ONCE(os->shut_write, true);
 	err = ontime_simple(sk, ONTIME_OP_SHUTDOWN, how, 0);
 	if (!stream && (!err || err == -ENOTCONN)) {
 		/* The lock excludes another shutdown(); receivers read sk_shutdown without it. */

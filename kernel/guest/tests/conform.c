@@ -156,8 +156,8 @@ static const struct {
 	{ "stream", test_stream, false }, { "connect", test_connect, false }, { "dgram", test_dgram, false },
 	{ "options", test_options, false }, { "wait", test_wait, false }, { "epoll", test_epoll, false },
 	{ "large", test_large, false }, { "process", test_process, false }, { "kinds", test_kinds, false },
-	{ "uring", test_uring, false }, { "filters", test_filters, false }, { "edges", test_edges, true },
-	{ "pairs", test_pairs, true }, { "lengths", test_lengths, true },
+	{ "uring", test_uring, false }, { "filters", test_filters, false }, { "more", test_more, false },
+	{ "edges", test_edges, true }, { "pairs", test_pairs, true }, { "lengths", test_lengths, true },
 };
 
 static bool wanted(int argc, char **argv, const char *name)

@@ -41,6 +41,7 @@ void test_process(int family);
 void test_edges(int family);
 void test_pairs(int family);
 void test_kinds(int family);
+void test_more(int family);
 void test_lengths(int family);
 void test_uring(int family);
 void test_filters(int family);

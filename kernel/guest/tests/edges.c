@@ -606,7 +606,10 @@ void test_pairs(int family)
 	fflush(stdout);
 }
 
-/* What waits ends as the socket changes in another thread. */
+/* How a wait ends, beside shutdown()'s numbers. */
+enum { DISSOLVED = -1, PEER_CLOSES = -2, PEER_RESETS = -3 };
+
+/* What waits ends as the socket changes in another thread, or as its peer does. */
 struct waiting {
 	int fd;
 	void *(*wait)(void *fd);
@@ -631,25 +634,59 @@ static void *waits(void *unused)
 	return unused;
 }
 
+static const char *ended_by(int how)
+{
+	switch (how) {
+	case DISSOLVED:
+		return "dissolved";
+	case PEER_CLOSES:
+		return "peer closes";
+	case PEER_RESETS:
+		return "peer resets";
+	case SHUT_RD:
+		return "shut to read";
+	default:
+		return "shut";
+	}
+}
+
+static void end_by(struct place *place, int how)
+{
+	switch (how) {
+	case DISSOLVED:
+		dissolve(place->fd);
+		return;
+	case PEER_CLOSES:
+		close(place->peer);
+		break;
+	case PEER_RESETS:
+		reset(place->peer);
+		break;
+	default:
+		shutdown(place->fd, how);
+		return;
+	}
+	place->peer = -1;
+}
+
 static void ends(int family, int type, const char *what, void (*make)(struct place *place), void *wait, int how)
 {
 	struct place place = { .family = family, .type = type, .fd = -1, .peer = -1, .more = -1, .listener = -1 };
 	pthread_t thread;
 	char got[24];
+	int error;
 
 	other_listener(&place);
 	make(&place);
 	now = (struct waiting) { .fd = place.fd, .wait = wait };
 	pthread_create(&thread, NULL, waits, NULL);
 	usleep(100000);
-	if (how < 0)
-		dissolve(place.fd);
-	else
-		shutdown(place.fd, how);
+	end_by(&place, how);
 	pthread_join(thread, NULL);
 	errno = now.error;
-	printf("ends %d %d %s, %s: %s\n", family, type, what,
-	       how < 0 ? "dissolved" : how == SHUT_RD ? "shut to read" : "shut", said(got, sizeof(got), now.result));
+	printf("ends %d %d %s, %s: %s", family, type, what, ended_by(how), said(got, sizeof(got), now.result));
+	error = number_of(place.fd, SO_ERROR);
+	printf(", then %s\n", error ? strerrorname_np(error) : "0");
 	fflush(stdout);
 	close(place.fd);
 	close(place.peer);
@@ -735,7 +772,7 @@ static void polled_at_once(int family)
 
 void test_edges(int family)
 {
-	static const int hows[] = { SHUT_RD, SHUT_RDWR };
+	static const int hows[] = { SHUT_RD, SHUT_RDWR }, others[] = { DISSOLVED, PEER_CLOSES, PEER_RESETS };
 	unsigned int i, j;
 
 	for (i = 0; i < COUNT(streams); i++)
@@ -754,8 +791,11 @@ void test_edges(int family)
 		ends(family, SOCK_DGRAM, "recv bound", bound, NULL, hows[i]);
 		ends(family, SOCK_DGRAM, "poll", connected, poll, hows[i]);
 	}
-	ends(family, SOCK_STREAM, "poll", connected, poll, -1);
-	ends(family, SOCK_STREAM, "accept", bound, accept, -1);
+	for (i = 0; i < COUNT(others); i++) {
+		ends(family, SOCK_STREAM, "recv", connected, NULL, others[i]);
+		ends(family, SOCK_STREAM, "poll", connected, poll, others[i]);
+	}
+	ends(family, SOCK_STREAM, "accept", bound, accept, DISSOLVED);
 	connect_ended(family);
 	polled_at_once(family);
 }

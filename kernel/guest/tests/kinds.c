@@ -695,6 +695,116 @@ static void sources(int family)
 	close(fd);
 }
 
+/* What arrives of two datagrams that @from sends to a group; -1: nothing within a while. */
+static void to_group(const char *name, int from, int to, const struct sockaddr_storage *group, socklen_t len)
+{
+	struct pollfd one = { .fd = to, .events = POLLIN };
+	char in[4];
+
+	say("send to the group", sendto(from, name, 1, 0, (const struct sockaddr *)group, len));
+	say(name, poll(&one, 1, 300) > 0 ? recv(to, in, sizeof(in), MSG_DONTWAIT) : 0);
+}
+
+/* Datagrams of a group arrive from the sources that a member lets in. */
+static void let_in(int family)
+{
+	struct group_source_req req = { .gsr_interface = 1 };
+	struct sockaddr_storage name, group = { .ss_family = family };
+	int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6, from, to = socket(family, SOCK_DGRAM, 0), lo = 1;
+	struct ip_mreqn interface = { .imr_ifindex = 1 };
+	socklen_t len;
+	struct {
+		struct group_filter filter;
+		struct sockaddr_storage more[2];
+	} filter = { .filter = { .gf_interface = 1 } };
+	socklen_t size = sizeof(filter);
+
+	/* The sender's own name is the source. */
+	from = udp_bound(family, &name, &len);
+	req.gsr_source = name;
+	if (family == AF_INET) {
+		inet_pton(family, "232.1.2.4", &((struct sockaddr_in *)&group)->sin_addr);
+		say("interface", setsockopt(from, level, IP_MULTICAST_IF, &interface, sizeof(interface)));
+	} else {
+		inet_pton(family, "ff01::7c", &((struct sockaddr_in6 *)&group)->sin6_addr);
+		((struct sockaddr_in6 *)&group)->sin6_scope_id = 1;
+		say("interface", setsockopt(from, level, IPV6_MULTICAST_IF, &lo, sizeof(lo)));
+	}
+	req.gsr_group = filter.filter.gf_group = group;
+	say("bind", bind(to, (struct sockaddr *)&group, len));
+	getsockname(to, (struct sockaddr *)&group, &len);
+	to_group("no member", from, to, &group, len);
+	say("join", setsockopt(to, level, MCAST_JOIN_SOURCE_GROUP, &req, sizeof(req)));
+	to_group("its source", from, to, &group, len);
+	say("leave", setsockopt(to, level, MCAST_LEAVE_SOURCE_GROUP, &req, sizeof(req)));
+	to_group("left", from, to, &group, len);
+	say("join all", setsockopt(to, level, MCAST_JOIN_GROUP, &req, sizeof(struct group_req)));
+	to_group("any source", from, to, &group, len);
+	say("block", setsockopt(to, level, MCAST_BLOCK_SOURCE, &req, sizeof(req)));
+	to_group("blocked", from, to, &group, len);
+	filter.filter.gf_numsrc = 2;
+	say("MCAST_MSFILTER", getsockopt(to, level, MCAST_MSFILTER, &filter, &size));
+	show("sources", filter.filter.gf_numsrc);
+	show("mode", filter.filter.gf_fmode);
+	say("unblock", setsockopt(to, level, MCAST_UNBLOCK_SOURCE, &req, sizeof(req)));
+	to_group("unblocked", from, to, &group, len);
+	filter.filter.gf_fmode = MCAST_INCLUDE;
+	filter.filter.gf_numsrc = 0;
+	say("let none in", setsockopt(to, level, MCAST_MSFILTER, &filter, GROUP_FILTER_SIZE(0)));
+	to_group("none let in", from, to, &group, len);
+	close(from);
+	close(to);
+}
+
+/* What each option adds to a datagram: kinds and sizes of messages, and small numbers, which are the same each time. */
+static void received_with(int family)
+{
+	/* IP_RECVFRAGSIZE; IPV6_2292PKTINFO, IPV6_2292HOPLIMIT; UDP_GRO */
+	static const struct {
+		int level, name, of;
+	} options[] = {
+		{ SOL_SOCKET, SO_TIMESTAMP, 0 }, { SOL_SOCKET, SO_TIMESTAMPNS, 0 }, { SOL_SOCKET, SO_RXQ_OVFL, 0 },
+		{ IPPROTO_UDP, 104, 0 }, { IPPROTO_IP, IP_PKTINFO, AF_INET }, { IPPROTO_IP, IP_RECVTTL, AF_INET },
+		{ IPPROTO_IP, IP_RECVTOS, AF_INET }, { IPPROTO_IP, IP_RECVOPTS, AF_INET }, { IPPROTO_IP, IP_RETOPTS, AF_INET },
+		{ IPPROTO_IP, IP_ORIGDSTADDR, AF_INET }, { IPPROTO_IP, 25, AF_INET },
+		{ IPPROTO_IPV6, IPV6_RECVPKTINFO, AF_INET6 }, { IPPROTO_IPV6, IPV6_RECVHOPLIMIT, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVTCLASS, AF_INET6 }, { IPPROTO_IPV6, IPV6_RECVORIGDSTADDR, AF_INET6 },
+		{ IPPROTO_IPV6, IPV6_RECVFRAGSIZE, AF_INET6 }, { IPPROTO_IPV6, 2, AF_INET6 }, { IPPROTO_IPV6, 8, AF_INET6 },
+	};
+	unsigned int i;
+
+	for (i = 0; i < sizeof(options) / sizeof(*options); i++) {
+		union {
+			struct cmsghdr head;
+			char bytes[256];
+		} control = {};
+		char in[4], text[32];
+		struct iovec iov = { in, sizeof(in) };
+		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				      .msg_controllen = sizeof(control) };
+		struct cmsghdr *cmsg;
+		int pair[2], one = 1;
+
+		if (options[i].of && options[i].of != family)
+			continue;
+		datagrams(family, pair);
+		snprintf(text, sizeof(text), "with %d/%d", options[i].level, options[i].name);
+		say(text, setsockopt(pair[1], options[i].level, options[i].name, &one, sizeof(one)));
+		send(pair[0], "abc", 3, 0);
+		say("recvmsg", recvmsg(pair[1], &msg, 0));
+		show("flags", msg.msg_flags);
+		for (cmsg = CMSG_FIRSTHDR(&msg); cmsg; cmsg = CMSG_NXTHDR(&msg, cmsg)) {
+			show("level", cmsg->cmsg_level);
+			show("type", cmsg->cmsg_type);
+			show("bytes", cmsg->cmsg_len);
+			if (cmsg->cmsg_len == CMSG_LEN(1) || cmsg->cmsg_len == CMSG_LEN(sizeof(int)))
+				show("first", CMSG_DATA(cmsg)[0]);
+		}
+		close(pair[0]);
+		close(pair[1]);
+	}
+}
+
 /* Every option that is passed on, with values of odd lengths, and read back with odd room. */
 void test_lengths(int family)
 {
@@ -1375,6 +1485,8 @@ void test_kinds(int family)
 	told_once(family);
 	save_syn(family);
 	sources(family);
+	let_in(family);
+	received_with(family);
 	switched_off(family);
 	without_a_value(family);
 	read_badly(family);

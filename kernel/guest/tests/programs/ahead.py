@@ -345,6 +345,16 @@ def no_datagram_is_none():
     late.join()
 
 
+def queued_datagrams_come_at_once():
+    for count in (0, 12):
+        client, server = datagrams(count)
+        for number in range(40):
+            client.send(b"%d" % number)
+        time.sleep(0.2)
+        server.setblocking(False)
+        say(count, [outcome(server.recv, BUFFER) for _ in range(41)])
+
+
 def large_datagrams_come_whole():
     client, server = datagrams()
     for size in (1535, 1536, 1537, 9000, 65507, 3, 40000):
@@ -458,8 +468,8 @@ def one_is_busy_and_another_free():
 
 for test in (peeks_and_counts, nothing_is_nothing, parts_and_wholes, large_ones_come_whole, ends, edges_and_levels, urgent,
              options_of_receiving, many_readers, two_wait_and_one_goes_away, passed_on, datagrams_keep_their_borders,
-             no_datagram_is_none, large_datagrams_come_whole, errors_of_datagrams, edges_of_datagrams,
-             options_of_datagrams, many_receivers, one_is_busy_and_another_free):
+             no_datagram_is_none, queued_datagrams_come_at_once, large_datagrams_come_whole, errors_of_datagrams,
+             edges_of_datagrams, options_of_datagrams, many_receivers, one_is_busy_and_another_free):
     say("--", test.__name__)
     test()
 say("end")
