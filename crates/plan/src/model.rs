@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use thiserror::Error;
 
-use crate::dpwrap::SLICE_MIN;
+use crate::dpwrap::{SLICE_MAX, SLICE_MIN};
 use crate::units::{Bandwidth, Nanos};
 
 /// The longest period of an RTA: one hour.
@@ -185,6 +185,69 @@ impl Vcpu {
         (self.need().of(period) + slack <= period).then_some(slack)
     }
 
+    /// (budget, period) with which a host that runs vCPUs in the order of deadlines keeps every deadline, also of jobs
+    /// that arrive at any time beside others of this vCPU. For those it is half of the shortest period, and the least
+    /// bandwidth U with which the RTAs need, in any time t, at most U (t - SLICE_MIN - ahead). `ahead` is (1 - U) times
+    /// the longest window, for t shorter than the longest period, and else 0. None: no budget does, half of the
+    /// shortest period is below 2 SLICE_MIN, or the longest one is above SLICE_MAX.
+    ///
+    /// Proof. A window of length L supplies U L before it ends, if the vCPU can use that. L is at most half of the
+    /// shortest period and SLICE_MIN; if the window was prolonged, it counts from when the vCPU woke. Let a job miss its
+    /// deadline d, and let r be the last time before d when no job with a deadline up to d was pending. From r on the
+    /// guest (EDF) runs such jobs only: they need what all jobs need in the time d - r.
+    ///
+    /// At r the vCPU may have used up its share of the present window. Then its guest can publish nothing, but the
+    /// vCPU runs before the next window ends, half of the shortest period later at most, when d is not over. From then
+    /// on a window ends at d, or SLICE_MIN later at most: up to U SLICE_MIN comes too late.
+    ///
+    /// 1. d - r is shorter than the longest period. The vCPU has run for x of the present window, at most U L, and so
+    ///    for x ns at least since the window began. So of what U supplies in the time until the window ends, at most
+    ///    (1 - U) x is missing, at most U (1 - U) L. All other windows supply U.
+    /// 2. Otherwise all jobs before r have their deadlines up to d, and are done. If the vCPU has run for more of the
+    ///    present window than U times the time since that began, let r be when the busy time began in which it did so
+    ///    last, and so on. Nothing was pending just before, all jobs since then have their deadlines up to d, and each
+    ///    window that began since then was used up: a busy time goes on past its end. So in the time d - r, the longest
+    ///    period at least, all jobs together need more than U supplies less U SLICE_MIN.
+    ///
+    /// Both contradict the condition. What the vCPU runs beyond its share before a check is paid from its saved time:
+    /// its jobs are ahead of U by one of each RTA at most, less than its share of SLICE_MAX, which it may save.
+    pub fn covering_budget(&self) -> Option<(Nanos, Nanos)> {
+        let (shortest, longest) = (self.period()?, self.rtas.iter().map(Rta::period).max()?);
+        if self.rtas.len() < 2 || !self.sporadic() {
+            return self.budget();
+        }
+        let period = shortest.0 / 2;
+        if period < 2 * SLICE_MIN.0 || longest > SLICE_MAX {
+            return None;
+        }
+        let needs_in = |time: u64| -> u64 {
+            let jobs = |rta: &Rta| time / rta.period.0 * rta.slice.0;
+            self.rtas.iter().map(jobs).sum::<u64>() + time / shortest.0 * self.slack.0
+        };
+        // From the horizon on U supplies more than the sum of the bandwidths.
+        let horizon = 8 * longest.0;
+        let times = self.rtas.iter().flat_map(|rta| (1..=horizon / rta.period.0).map(|number| number * rta.period.0));
+        let all = (horizon, self.bandwidth.of(Nanos(horizon)).0);
+        let needs: Vec<(u64, u64)> = times.map(|time| (time, needs_in(time))).chain([all]).collect();
+        let enough = |budget: u64| {
+            let ahead = (period + SLICE_MIN.0) * (period - budget) / period + 1;
+            needs.iter().all(|(time, need)| {
+                let missing = SLICE_MIN.0 + if *time < longest.0 { ahead } else { 0 };
+                let supply = u128::from(budget) * u128::from(time.saturating_sub(missing));
+                u128::from(*need) * u128::from(period) <= supply
+            })
+        };
+        let (mut low, mut high) = (self.bandwidth.of(Nanos(period)).0, period);
+        if !enough(high) {
+            return None;
+        }
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if enough(middle) { high = middle } else { low = middle + 1 }
+        }
+        Some((Nanos(low), Nanos(period)))
+    }
+
     /// (budget, period) in its shortest period, as in the paper's Table 2. None without RTAs.
     pub fn budget(&self) -> Option<(Nanos, Nanos)> {
         self.period().map(|period| (self.bandwidth.of(period), period))
@@ -255,6 +318,30 @@ mod tests {
         }
         let memcached = Rta::new(Nanos::from_micros(58), Nanos::from_micros(500), Arrivals::Sporadic).unwrap();
         assert_eq!(Vcpu::new(vec![memcached], Nanos::ZERO, None).unwrap().slack_for_all(), None);
+    }
+
+    #[test]
+    fn jobs_at_any_time_beside_longer_ones_need_more_than_the_sum() {
+        let us = Nanos::from_micros;
+        let covering = |rtas: &[(u64, u64)], arrivals, slack| {
+            let rta = |(slice, period): &(u64, u64)| Rta::new(us(*slice), us(*period), arrivals).unwrap();
+            Vcpu::new(rtas.iter().map(rta).collect(), us(slack), None).unwrap().covering_budget()
+        };
+        let sporadic = |rtas: &[(u64, u64)]| covering(rtas, Arrivals::Sporadic, 0);
+        // 1.5 ms are needed by 5 ms, of which U may lack (1 - U) 2.75 ms and 250 us.
+        let short = [(1_500, 5_000), (2_000, 100_000)];
+        let (budget, period) = sporadic(&short).unwrap();
+        assert_eq!((budget.0.div_ceil(1_000), period), (1_149, us(2_500)));
+        // The longer job leaves that much: only the last 250 us count, at the end of its period.
+        let (budget, _) = sporadic(&[(500, 5_000), (20_000, 100_000)]).unwrap();
+        assert_eq!(budget.0.div_ceil(1_000), 752);
+        // With slack, one alone, and periodic ones.
+        assert!(covering(&short, Arrivals::Sporadic, 60) > sporadic(&short));
+        assert_eq!(sporadic(&short[..1]), Some((us(1_500) + Nanos(3), us(5_000))));
+        assert_eq!(covering(&short, Arrivals::Periodic, 0), Some((us(1_600), us(5_000))));
+        assert_eq!(sporadic(&[(100, 900), (2_000, 100_000)]), None);
+        assert_eq!(sporadic(&[(100, 5_000), (2_000, 101_000)]), None);
+        assert_eq!(sporadic(&[(2_000, 4_000), (39_900, 80_000)]), None, "too much for one vCPU");
     }
 
     #[test]
