@@ -14,11 +14,18 @@
 //! in the order are at [`Place::Planned`], and the others with time left are at [`Place::Entitled`]. The *slack* of a
 //! vCPU is the time that others may run before it misses its deadline: the time to its deadline, less what it and all
 //! vCPUs with earlier deadlines may still need until then, including their grants of later windows. The vCPUs of one
-//! place may run in any order if each one's slack covers what those with later deadlines may still need there;
-//! otherwise they may for as long as the least slack. We choose the number of planned vCPUs whose order stays valid
-//! longest, and among equals the one that changes the fewest places. The pacer checks again when that time is over,
-//! usually at the next end of a window. If it is shorter than a check is worth, as many vCPUs are planned as may run
-//! in any order.
+//! place may run in any order if each one's slack covers what those with later deadlines may still need there, and the
+//! checks of the order that may come until its deadline; otherwise they may for as long as the least slack that does
+//! not. (A sleeping vCPU counts as if it needed the time until the soonest check, which finds that it has woken.) We
+//! choose the number of planned vCPUs whose order stays valid longest, and among equals the one that changes the fewest
+//! places. The pacer checks again when that time is over, usually at the next end of a window.
+//!
+//! Where that makes the order valid for longer, a runnable vCPU *leads* the entitled ones: SCHED_FIFO puts a thread
+//! that is lowered ahead of those of its new priority, and it stays there until it sleeps. (The scheduler of back end
+//! `sched_ext` appends it instead.) So there are three groups in the order of deadlines, and the planned vCPUs preempt
+//! the leader when they wake. If no choice is valid for as long as a check is worth, as many vCPUs are planned as may
+//! run in any order, and at least all ahead of the first runnable one, which leads. So this one runs, or one with an
+//! earlier deadline that has woken, as the theorems require, and no check is needed for that.
 //!
 //! **Checks.** A vCPU that ran since the last check is checked again when its share may be used up. A vCPU
 //! that did not run, although none of them ran for a quarter of the time (three quarters, if it used up its last
@@ -296,6 +303,12 @@ impl Server {
         u64::try_from(self.account.balance.saturating_add(signed(self.overuse_max))).unwrap_or(0)
     }
 
+    /// How long the vCPU may run before a check stops it, ns. If it is taken to sleep, its demand does not end its run,
+    /// but the soonest check does, in `soonest` ns: only that one finds that it has woken.
+    fn may_run(&self, soonest: u64) -> u64 {
+        if self.runnable || self.demand == 0 { self.demand } else { self.demand.max(soonest) }
+    }
+
     /// Decides whether the vCPU sleeps. Since the last check, that check and vCPUs at its place or ahead of it ran for
     /// `busy` ns. `cpu_idle`: for long enough none of them ran, so that the vCPU may sleep. The kernel is asked only
     /// about a vCPU that was assumed to be runnable, because the next check depends on that: if the CPU was idle, or if
@@ -340,6 +353,14 @@ impl Server {
         }
     }
 
+    /// How much of the share may be left when it counts as used up, ns. While the vCPU sleeps, its rest shrinks: if the
+    /// last of it did not count, a job that comes then would wait unseen until the next window, which begins with it
+    /// and ends a period later, after the job's deadline.
+    fn grain(&self) -> u64 {
+        let sleeps = self.sleep == Sleep::Asleep && self.deadlines != Deadlines::None;
+        if sleeps { 0 } else { self.account.grain }
+    }
+
     /// Updates what the vCPU may still need of its window.
     fn update_demand(&mut self, now: u64) {
         let mut demand = u64::try_from(self.account.balance).unwrap_or(0);
@@ -355,7 +376,8 @@ impl Server {
             }
         }
         // What checks took of its share, it gets back while it runs.
-        self.demand = if self.account.is_used_up() { 0 } else { demand.saturating_add(self.alarms.charged) };
+        let used_up = self.account.balance <= signed(self.grain());
+        self.demand = if used_up { 0 } else { demand.saturating_add(self.alarms.charged) };
     }
 
     /// Takes back what is left of the grant beyond `most`, and saves it as unused time.
@@ -578,6 +600,10 @@ pub(crate) struct EdfCpu {
     spare: u64,
     /// The vCPU, by its number, because of whose share the next check comes, and the time of that check.
     alarm: Option<(usize, u64)>,
+    /// The vCPU, by its number, that is to run first of those at [`Place::Entitled`]; and the first one there now, if
+    /// that is known.
+    leader: Option<usize>,
+    first: Option<usize>,
     windows: u64,
     checks: u64,
     /// Duration of a check, ns: a moving average, and the last one.
@@ -622,6 +648,8 @@ impl EdfCpu {
             pool: 0,
             spare: 0,
             alarm: None,
+            leader: None,
+            first: None,
             windows: 0,
             checks: 0,
             cost: 0,
@@ -825,6 +853,13 @@ impl EdfCpu {
         CHECK_DELAY_MIN.max(self.cost.saturating_mul(ORDER_COST_FACTOR))
     }
 
+    /// How long checks of the order may take up to a time, ns. What vCPUs may run in any order leaves each of them this
+    /// much of its slack: once their order matters, such checks would make those with earlier deadlines late.
+    fn order_checks(&self, now: u64) -> impl Fn(u64) -> u64 + use<> {
+        let (cost, delay) = (self.cost, self.doubt_delay_min());
+        move |until| until.saturating_sub(now).saturating_mul(cost) / delay
+    }
+
     /// The least delay, ns, of a check that is not urgent.
     fn delay_min(&self) -> u64 {
         self.cost.saturating_mul(COST_FACTOR)
@@ -907,6 +942,8 @@ impl EdfCpu {
     /// Sorts the vCPUs by deadline, and computes for each its slack, and what those with later deadlines need.
     fn sort_by_deadline(&mut self, now: u64) {
         let (cost, late) = (self.cost, self.late);
+        let soonest = self.doubt_delay_min();
+        let order_checks = self.order_checks(now);
         let Self { servers, by_deadline, .. } = self;
         by_deadline.clear();
         by_deadline
@@ -932,9 +969,9 @@ impl EdfCpu {
             if server.end != end {
                 (later, same, end) = (later.saturating_add(same), 0, server.end);
             }
-            same = same.saturating_add(server.demand);
+            same = same.saturating_add(server.may_run(soonest));
             (server.later, server.order_behind) = (later, order);
-            if server.slack < later {
+            if server.slack < later.saturating_add(order_checks(server.end)) && later > 0 {
                 order = order.min(server.slack);
             }
         }
@@ -944,27 +981,43 @@ impl EdfCpu {
     fn choose_planned(&mut self, now: u64) -> u64 {
         self.sort_by_deadline(now);
         let doubt_delay_min = self.doubt_delay_min();
-        let Self { servers, by_deadline, spare, .. } = self;
+        let order_delay = doubt_delay_min.max(self.cost.saturating_mul(RUNS_COST_FACTOR));
+        let order_checks = self.order_checks(now);
+        let Self { servers, by_deadline, spare, leader, .. } = self;
+        *leader = None;
         servers.iter_mut().for_each(|server| server.planned = false);
         let line = || by_deadline.iter().filter_map(|at| servers.get(*at)).filter(|server| server.demand > 0);
-        let all = line().fold(0_u64, |sum, server| sum.saturating_add(server.demand));
+        let needs = |sum: u64, server: &Server| sum.saturating_add(server.may_run(doubt_delay_min));
+        let all = line().fold(0, needs);
         let first_end = by_deadline.first().and_then(|at| servers.get(*at)).map_or(0, |server| server.end);
         // The choice so far, and how many places it changes; and the most vCPUs, up to a runnable one, that may run in
         // any order.
         let (mut best, mut holds, mut fewest) = (0, 0, 0);
         let (mut free, mut free_holds) = (0, 0);
-        // What the first vCPUs need, up to which need they may run in any order, and their least slack.
-        let (mut need, mut room, mut least, mut changes) = (0_u64, u64::MAX, u64::MAX, 0);
+        // The leader with which the order stays valid longest, and for how long; and for how long vCPUs ahead of the
+        // present one may run in any order.
+        let (mut led, mut led_holds, mut before) = (None, 0, u64::MAX);
+        // What the first vCPUs need, and how many places change.
+        let (mut need, mut changes) = (0_u64, 0);
         for (number, server) in (1_usize..).zip(line()) {
-            need = need.saturating_add(server.demand);
-            room = room.min(server.slack.saturating_add(all.saturating_sub(server.later)));
-            least = least.min(server.slack);
-            if need <= room && (server.runnable || free == 0) {
+            need = needs(need, server);
+            // The least slack of those that miss their deadlines if the others of the first vCPUs run before them.
+            let misses = |one: &&Server| {
+                let others = need.saturating_sub(all.saturating_sub(one.later));
+                others > 0 && one.slack < others.saturating_add(order_checks(one.end))
+            };
+            let within = line().take(number).filter(misses).map(|one| one.slack).min().unwrap_or(u64::MAX);
+            if within == u64::MAX && (server.runnable || free == 0) {
                 (free, free_holds) = (number, server.order_behind);
             }
-            let within = if need <= room { u64::MAX } else { least };
             // The next check comes when the first window ends.
-            let valid = within.min(server.order_behind).min(first_end.saturating_sub(now));
+            let behind = server.order_behind.min(first_end.saturating_sub(now));
+            let valid = within.min(behind);
+            let valid_led = before.min(behind);
+            if number > 1 && server.runnable && valid_led > led_holds {
+                (led, led_holds) = (Some((number, server.index)), valid_led);
+            }
+            before = within;
             changes += match server.account.place {
                 Place::Planned => -1,
                 Place::Entitled => 1,
@@ -974,22 +1027,31 @@ impl EdfCpu {
                 (best, holds, fewest) = (number, valid, changes);
             }
         }
-        // No choice stays valid until the next check. Then vCPUs up to the first runnable one are planned at least, so
-        // that it does not wait for vCPUs that only may need the CPU. If it is the only runnable one, it may stay
-        // entitled: no other delays it. While none is runnable, those that are planned stay so.
-        if holds < doubt_delay_min.min(first_end.saturating_sub(now)) {
-            (best, holds) = (free, free_holds);
+        if let Some((number, index)) = led.filter(|_| led_holds > holds) {
+            (best, holds, *leader) = (number - 1, led_holds, Some(index));
+        }
+        // No choice stays valid until the next check of the order may come. Then vCPUs up to the first runnable one are
+        // planned at least, without that one if it leads the entitled ones, or is the only runnable one: so it waits
+        // for no vCPU with a later deadline, and delays none with an earlier one that wakes. While none is runnable,
+        // those that are planned stay so.
+        if holds < order_delay.min(first_end.saturating_sub(now)) {
+            (best, holds, *leader) = (free, free_holds, None);
             let mut eager = (1..).zip(line()).filter(|(_, server)| server.runnable);
-            if let Some((number, _)) = eager.next() {
-                best = best.max(if eager.next().is_some() { number } else { (number - 1).max(1) });
+            if let Some((number, server)) = eager.next() {
+                best = best.max((number - 1).max(1));
+                if best < number && eager.next().is_some() {
+                    *leader = Some(server.index);
+                    holds = server.order_behind;
+                }
             } else {
                 best = best.max(line().take_while(|server| server.account.place == Place::Planned).count());
             }
         }
         // What remains of each slack when all vCPUs of the same place with later deadlines run first.
-        let planned = line().take(best).fold(0_u64, |sum, server| sum.saturating_add(server.demand));
+        let planned = line().take(best).fold(0, needs);
         let remains = |(number, server): (usize, &Server)| {
-            let entitled = if number < best { all.saturating_sub(planned) } else { 0 };
+            let ahead = number < best || *leader == Some(server.index);
+            let entitled = if ahead { all.saturating_sub(planned) } else { 0 };
             server.slack.saturating_sub(server.later.saturating_sub(entitled).min(holds))
         };
         *spare = (0..).zip(line()).map(remains).min().unwrap_or(u64::MAX);
@@ -1006,19 +1068,41 @@ impl EdfCpu {
     }
 
     /// Moves each vCPU to its place, the earliest deadline first: when a thread is raised, SCHED_FIFO appends it to the
-    /// threads of its new priority.
+    /// threads of its new priority. When it is lowered, it is put ahead of them: so the leader is lowered last.
     fn apply_places(&mut self, threads: &mut impl Threads) {
-        let Self { servers, by_deadline, .. } = self;
+        let Self { servers, by_deadline, leader, first, .. } = self;
+        // The only one that ran at its place since the last check was the first one there. If none ran, none changed.
+        let mut ran = servers.iter().filter(|server| server.ran && server.place_before == Place::Entitled);
+        if let Some(server) = ran.next() {
+            *first = ran.next().is_none().then_some(server.index);
+        }
+        let mut leads = None;
         for at in by_deadline.iter() {
             let Some(server) = servers.get_mut(*at) else { continue };
-            let place = if server.remaining() <= server.account.grain {
+            let before = server.account.place;
+            let place = if server.remaining() <= server.grain() {
                 Place::Beyond
             } else if server.planned {
                 Place::Planned
             } else {
                 Place::Entitled
             };
+            if place == Place::Entitled && *leader == Some(server.index) {
+                leads = Some(*at);
+                continue;
+            }
             server.account.move_to(server.index, place, threads);
+            if (before, place) == (Place::Planned, Place::Entitled) {
+                *first = Some(server.index);
+            } else if before != place && *first == Some(server.index) {
+                *first = None;
+            }
+        }
+        let Some(server) = leads.and_then(|at| servers.get_mut(at)) else { return };
+        if server.account.place != Place::Entitled || *first != Some(server.index) {
+            server.account.move_to(server.index, Place::Planned, threads);
+            server.account.move_to(server.index, Place::Entitled, threads);
+            *first = Some(server.index);
         }
     }
 
@@ -1052,12 +1136,20 @@ impl EdfCpu {
                 } else {
                     delay_min
                 };
-                self.cost.saturating_add(server.remaining().max(server.account.grain).max(least))
+                let delay = self.cost.saturating_add(server.remaining().max(server.account.grain).max(least));
+                // One that is to run now, and has not, may sleep. Then its need would not shrink with the time that is
+                // left, until the others had too little.
+                if server.planned && !server.ran && !known {
+                    delay.min(server.slack.max(doubt_delay_min))
+                } else {
+                    delay
+                }
             }
         };
         let entitled = present().filter(|server| server.account.place != Place::Beyond);
         let first = entitled.map(|server| (delay(server), server.index, server.runnable)).min();
-        let runs = present().any(|server| server.ran && server.runnable && server.account.place == Place::Planned);
+        let ahead = |server: &Server| server.account.place == Place::Planned || self.leader == Some(server.index);
+        let runs = present().any(|server| server.ran && server.runnable && ahead(server));
         let least = if runs { self.cost.saturating_mul(RUNS_COST_FACTOR) } else { 0 };
         let order = holds.max(doubt_delay_min).max(least);
         let (soonest, index, runnable) = first.unwrap_or((order, 0, false));
@@ -1189,6 +1281,85 @@ mod tests {
             plan.cost = cost;
             plan.sort_by_deadline(0);
             assert_eq!(free - plan.servers[1].slack, 2 * cost, "the first one needs {demand} ns");
+        }
+    }
+
+    /// The vCPU with the first deadline sleeps, and must preempt the next one when it wakes. That one must run before
+    /// the last one, which has waited for longer.
+    #[test]
+    fn a_runnable_vcpu_leads_the_entitled_ones_behind_a_sleeping_one() {
+        let reservations = reservations(1, 50_000, &[(MS, 10 * MS); 3], false).unwrap();
+        let mut host = Host::new(1, &reservations, &[Guest::Sleeps, Guest::Spins, Guest::Spins]);
+        let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+        for (server, (end, need)) in plan.servers.iter_mut().zip([(9, 4), (15, 3), (12, 6)]) {
+            (server.end, server.demand, server.account.balance) = (end * MS, need * MS, signed(need * MS));
+        }
+        plan.servers[0].runnable = false;
+        host.tick();
+        let holds = plan.choose_planned(0);
+        assert_eq!((plan.leader, holds), (Some(2), 9 * MS));
+        for _ in 0..2 {
+            plan.apply_places(&mut host);
+            host.tick();
+        }
+        let places: Vec<Place> = plan.servers.iter().map(|server| server.account.place).collect();
+        assert_eq!(places, [Place::Planned, Place::Entitled, Place::Entitled]);
+        let ran: Vec<u64> = host.vms.iter().map(|vm| vm.counts.ran / crate::sim::TICK).collect();
+        assert_eq!((ran, host.flips), (vec![0, 1, 2], 3));
+    }
+
+    /// A job that comes while the last of the share is left must not wait unseen until the next window.
+    #[test]
+    fn a_sleeping_vcpu_keeps_its_place_until_its_share_is_gone() {
+        for (sleep, left, place) in [
+            (Sleep::Asleep, 15_000, Place::Entitled),
+            (Sleep::Asleep, 0, Place::Beyond),
+            (Sleep::Awake, 15_000, Place::Beyond),
+        ] {
+            let reservations = reservations(1, 50_000, &[(MS, 10 * MS)], false).unwrap();
+            let mut host = Host::new(1, &reservations, &[Guest::Sleeps]);
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            let server = &mut plan.servers[0];
+            (server.end, server.account.balance) = (10 * MS, signed(left));
+            (server.deadlines, server.sleep) = (Deadlines::Live, sleep);
+            server.update_demand(8 * MS);
+            assert_eq!(server.demand > 0, place == Place::Entitled, "{sleep:?}, {left} ns left");
+            plan.sort_by_deadline(8 * MS);
+            plan.apply_places(&mut host);
+            assert_eq!(plan.servers[0].account.place, place, "{sleep:?}, {left} ns left");
+        }
+    }
+
+    /// Each of the first three vCPUs has 1.1 to 1.3 ms of slack, less than those behind it may need. While a planned
+    /// vCPU runs, the order is checked again after 32 durations of a check.
+    #[test]
+    fn an_order_holds_until_the_check_that_may_come_last() {
+        for (cost, planned, leader) in [(20_000, 2, Some(2)), (50_000, 1, None)] {
+            let reservations = reservations(1, 50_000, &[(MS / 10, 100 * MS); 4], false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            plan.cost = cost;
+            let windows = [(10_000, 8_700), (12_000, 2_000), (14_000, 2_000), (30_000, 5_000)];
+            for (server, (end, need)) in plan.servers.iter_mut().zip(windows) {
+                (server.end, server.demand) = (end * 1_000, need * 1_000);
+                server.account.balance = signed(server.demand);
+            }
+            plan.choose_planned(0);
+            let number = plan.servers.iter().filter(|server| server.planned).count();
+            assert_eq!((number, plan.leader), (planned, leader), "a check takes {cost} ns");
+        }
+    }
+
+    /// One vCPU was planned and has not run. If it sleeps, its need does not shrink before a check finds that.
+    #[test]
+    fn a_planned_vcpu_that_does_not_run_is_checked_before_its_slack_is_used_up() {
+        for (slack, check) in [(2 * MS, 2 * MS), (MS / 10, MS / 4), (8 * MS, 4 * MS)] {
+            let reservations = reservations(1, 50_000, &[(4 * MS, 20 * MS)], false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            (plan.end, plan.spare) = (20 * MS, slack);
+            let server = &mut plan.servers[0];
+            (server.demand, server.account.balance, server.slack) = (4 * MS, signed(4 * MS), slack);
+            (server.planned, server.account.place) = (true, Place::Planned);
+            assert_eq!(plan.next_check(0, NEVER), check, "slack of {slack} ns");
         }
     }
 
