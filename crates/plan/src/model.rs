@@ -192,9 +192,9 @@ impl Vcpu {
     /// shortest period is below 2 SLICE_MIN, or the longest one is above SLICE_MAX.
     ///
     /// Proof. A window of length L supplies U L before it ends, if the vCPU can use that. L is at most half of the
-    /// shortest period and SLICE_MIN; if the window was prolonged, it counts from when the vCPU woke. Let a job miss its
-    /// deadline d, and let r be the last time before d when no job with a deadline up to d was pending. From r on the
-    /// guest (EDF) runs such jobs only: they need what all jobs need in the time d - r.
+    /// shortest period and SLICE_MIN; if the window was prolonged, it counts from when the vCPU woke. Let a job miss
+    /// its deadline d, and let r be the last time before d when no job with a deadline up to d was pending. From r on
+    /// the guest (EDF) runs such jobs only: they need what all jobs need in the time d - r.
     ///
     /// At r the vCPU may have used up its share of the present window. Then its guest can publish nothing, but the
     /// vCPU runs before the next window ends, half of the shortest period later at most, when d is not over. From then

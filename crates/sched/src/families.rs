@@ -698,7 +698,7 @@ families! {
     bursts: Bursts, Best, 0, 1;
     several_cpus: SeveralCpus, Best, 0, 1;
     clock_steps: ClockSteps, Best, 0, 1;
-    late_looks: LateLooks, Best, 1, 100;
+    late_looks: LateLooks, Best, 0, 1;
     counted: Counted, Best, 0, 1;
     counted_liars: CountedLiars, Best, 0, 1;
     counted_sporadic: CountedSporadic, Best, 0, 1;

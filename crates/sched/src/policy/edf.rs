@@ -785,6 +785,8 @@ impl EdfCpu {
             // Behind bulk it may not have run although it was runnable.
             let busy = match server.place_before {
                 Place::Planned => busy[0],
+                // The others at its place run only while it sleeps.
+                Place::Entitled if self.leader == Some(server.index) => busy[0],
                 Place::Entitled => busy[1],
                 Place::Beyond => passed,
             };
@@ -1349,6 +1351,27 @@ mod tests {
         }
     }
 
+<<<<<<< HEAD
+=======
+    /// The first of the entitled vCPUs has not run, but the other one has: so the first one may sleep.
+    #[test]
+    fn the_kernel_is_asked_about_a_leader_that_does_not_run() {
+        for (leader, sleep) in [(None, Sleep::Awake), (Some(0), Sleep::Asleep)] {
+            let reservations = reservations(1, 50_000, &[(MS, 10 * MS); 2], false).unwrap();
+            let mut host = Host::new(1, &reservations, &[Guest::Sleeps, Guest::Spins]);
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            for (server, end) in plan.servers.iter_mut().zip([10 * MS, 20 * MS]) {
+                (server.end, server.regular_end, server.granted) = (end, end, MS);
+                (server.account.balance, server.exhausted) = (signed(MS), false);
+            }
+            plan.leader = leader;
+            (0..50).for_each(|_| host.tick());
+            plan.check(host.now, &mut host);
+            assert_eq!(plan.servers[0].sleep, sleep);
+        }
+    }
+
+>>>>>>> w-s41
     /// One vCPU was planned and has not run. If it sleeps, its need does not shrink before a check finds that.
     #[test]
     fn a_planned_vcpu_that_does_not_run_is_checked_before_its_slack_is_used_up() {
