@@ -66,8 +66,8 @@ pub(crate) struct Args {
     /// SCHED_FIFO priority of cyclictest's and timerlat's threads.
     #[arg(long, value_name = "N", default_value_t = 95, value_parser = clap::value_parser!(u8).range(1..=99))]
     priority: u8,
-    /// Run cyclictest in a guest too: a command that runs a shell's script from its standard input there, such as
-    /// "ssh plc-1 sh".
+    /// Measure in a guest too, except requests: a command that runs a shell's script from its standard input there,
+    /// such as "ssh plc-1 sh". oslat takes the CPUs that are isolated there.
     #[arg(long, value_name = "COMMAND")]
     guest: Option<String>,
     /// Write the result here as JSON; - for standard output, in place of the text.
@@ -88,8 +88,8 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         sets.extend(limits::load(file)?);
     }
     limits::check(&sets, &args.limits)?;
-    if args.guest.is_some() && !args.test.contains(&Test::Cyclictest) {
-        exit::usage!("--guest runs cyclictest in the guest, which --test leaves out; name cyclictest there");
+    if args.guest.is_some() && args.test.iter().all(|test| test.program().is_none()) {
+        exit::usage!("--test leaves out all that --guest measures; name cyclictest, timerlat or oslat there");
     }
     let cpus = Inventory::scan(&paths.roots()).cpus;
     let plan = VerifyPlan {
@@ -189,19 +189,26 @@ impl VerifyPlan<'_> {
         self.cyclictest(&place)
     }
 
-    /// A shell's script for the guest. The JSON goes through a file, because cyclictest's other output is on the same
-    /// standard output.
-    fn in_guest(&self) -> String {
-        let arguments = self.cyclictest(&["--smp".to_owned(), "--json=\"$file\"".to_owned()]).join(" ");
-        let run = format!("file=$(mktemp) || exit 1\ncyclictest {arguments} >&2\nstatus=$?\n");
-        run + "cat \"$file\"\nrm -f \"$file\"\nexit $status\n"
+    /// A shell's script for the guest. oslat's prints nothing if no CPU is isolated there.
+    fn in_guest(&self, test: Test) -> String {
+        match test {
+            Test::Cyclictest => rt_tests_script(&format!("cyclictest {} --smp", self.cyclictest(&[]).join(" "))),
+            Test::Timerlat => format!("rtla --help 2>&1\nexec rtla {}\n", self.timerlat(None).join(" ")),
+            Test::Oslat => {
+                let isolated = "cpus=$(cat /sys/devices/system/cpu/isolated)\n[ -n \"$cpus\" ] || exit 0\n";
+                let own = "oslat --cpu-list=\"$cpus\" --rtprio=1 --quiet";
+                isolated.to_owned() + &rt_tests_script(&format!("{own} --duration={}", self.args.duration))
+            }
+            Test::Request => String::new(),
+        }
     }
 
-    fn timerlat(&self) -> Vec<String> {
+    /// rtla's arguments, for these CPUs or for all.
+    fn timerlat(&self, cpus: Option<&CpuSet>) -> Vec<String> {
         let Args { priority, duration, .. } = self.args;
-        let words = ["timerlat", "hist", "-p", "1000", "-c"].map(str::to_owned);
-        let own = [self.cpus.to_string(), "-P".to_owned(), format!("f:{priority}"), "-d".to_owned()];
-        words.into_iter().chain(own).chain([duration.to_string()]).collect()
+        let words = ["timerlat", "hist", "-p", "1000", "-P", &format!("f:{priority}"), "-d", &duration.to_string()];
+        let cpus = cpus.into_iter().flat_map(|cpus| ["-c".to_owned(), cpus.to_string()]);
+        words.map(str::to_owned).into_iter().chain(cpus).collect()
     }
 
     fn oslat(&self, main: u32, json: &Path) -> Vec<String> {
@@ -214,6 +221,13 @@ impl VerifyPlan<'_> {
             format!("--json={}", json.display()),
         ]
     }
+}
+
+/// A script that runs this program of rt-tests and prints its JSON. The JSON goes through a file, because the program's
+/// other output is on the same standard output.
+fn rt_tests_script(command: &str) -> String {
+    let run = format!("file=$(mktemp) || exit 1\n{command} --json=\"$file\" >&2\nstatus=$?\n");
+    run + "cat \"$file\"\nrm -f \"$file\"\nexit $status\n"
 }
 
 /// The measurements in progress.
@@ -232,17 +246,15 @@ impl Bench<'_> {
         let mut trace = plan.tests.contains(&Test::Request).then(|| self.start_trace()).transpose()?;
         let (mut measurements, mut slow) = (Vec::new(), Vec::new());
         for test in &plan.tests {
-            match test {
-                Test::Cyclictest => {
-                    measurements.push(self.cyclictest(&mut load)?);
-                    if let Some(guest) = &args.guest {
-                        measurements.push(self.guest(guest, &mut load)?);
-                    }
-                }
-                Test::Timerlat => measurements.push(self.timerlat(&mut load)?),
-                Test::Oslat => measurements.push(self.oslat(&mut load)?),
+            measurements.push(match test {
+                Test::Cyclictest => self.cyclictest(&mut load)?,
+                Test::Timerlat => self.timerlat(&mut load)?,
+                Test::Oslat => self.oslat(&mut load)?,
                 // Traced meanwhile.
-                Test::Request => {}
+                Test::Request => continue,
+            });
+            if let Some(guest) = &args.guest {
+                measurements.push(self.guest(*test, guest, &mut load)?);
             }
         }
         if let Some((running, command)) = &mut trace {
@@ -274,31 +286,34 @@ impl Bench<'_> {
         self.why_stop(load).map_or(Ok(()), |why| Err(Exit::unknown(why)))
     }
 
-    /// Runs a program for the duration of a measurement. The inner error says why there is no result.
+    /// Runs a program for the duration of a measurement; in a guest, the program that runs this script there. The inner
+    /// error says why there is no result.
     fn program(
         &self,
         command: Command,
-        script: Option<&str>,
+        in_guest: Option<(Test, &str)>,
         load: &mut Option<Load>,
     ) -> anyhow::Result<Result<(Vec<u8>, String), String>> {
         let name = command.get_program().to_string_lossy().into_owned();
         let duration = Duration::from_secs(self.plan.args.duration);
-        let mut running = Running::start(command, script).doing(format_args!("starting {name}"))?;
+        let mut running =
+            Running::start(command, in_guest.map(|(_, script)| script)).doing(format_args!("starting {name}"))?;
         let ended = running.wait(duration + GRACE, || self.why_stop(load)).doing(format_args!("waiting for {name}"))?;
         let (out, err) = running.output().doing(format_args!("reading what {name} wrote"))?;
         let said = last_line(&err).map_or_else(String::new, |line| format!(": {line}"));
-        Ok(match ended {
-            Ended::Itself(Some(0)) => Ok((out, err)),
-            Ended::Itself(Some(127)) if script.is_some() => {
-                Err(format!("no cyclictest there{said}; install rt-tests in the guest"))
+        let needed = in_guest.and_then(|(test, _)| test.program());
+        Ok(match (ended, needed) {
+            (Ended::Itself(Some(0)), _) => Ok((out, err)),
+            (Ended::Itself(Some(127)), Some((program, package))) => {
+                Err(format!("no {program} there{said}; install {package} in the guest, or name others with --test"))
             }
-            Ended::Itself(Some(status)) => Err(format!("{name} ended with status {status}{said}")),
-            Ended::Itself(None) => Err(format!("a signal ended {name}{said}")),
-            Ended::Late => Err(format!("{name} did not end within {} s after its time{said}", GRACE.as_secs())),
-            Ended::TooMuch => {
+            (Ended::Itself(Some(status)), _) => Err(format!("{name} ended with status {status}{said}")),
+            (Ended::Itself(None), _) => Err(format!("a signal ended {name}{said}")),
+            (Ended::Late, _) => Err(format!("{name} did not end within {} s after its time{said}", GRACE.as_secs())),
+            (Ended::TooMuch, _) => {
                 Err(format!("{name} wrote more than {} MiB and was ended; a result is smaller", OUTPUT_MAX >> 20))
             }
-            Ended::Because(why) => return Err(Exit::unknown(why).into()),
+            (Ended::Because(why), _) => return Err(Exit::unknown(why).into()),
         })
     }
 
@@ -354,15 +369,23 @@ impl Bench<'_> {
         }
     }
 
-    fn guest(&mut self, guest: &str, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
-        let script = self.plan.in_guest();
+    fn guest(&mut self, test: Test, guest: &str, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
+        let script = self.plan.in_guest(test);
         let mut command = Command::new("sh");
         command.args(["-c", guest]);
-        print_stderr(format_args!("cyclictest in the guest, by {guest}"));
-        let result = self.program(command, Some(&script), load)?;
-        let result = result.and_then(|(out, _)| outputs::rt_tests(&out));
+        print_stderr(format_args!("{} in the guest, by {guest}", test.name()));
         let words = format!("{guest}\n{script}");
-        Ok(self.by_cpu(Test::Cyclictest, "guest", words, "rt-tests (guest)", result))
+        let result = self.program(command, Some((test, &script)), load)?.map(|(out, _)| out);
+        if test == Test::Oslat && result.as_ref().is_ok_and(Vec::is_empty) {
+            let why = "no CPU is isolated there for a thread that polls alone".to_owned();
+            return Ok(Measurement { test, place: "guest", command: words, outcome: Outcome::NotApplicable { why } });
+        }
+        let result = result.and_then(|out| match test {
+            Test::Timerlat => outputs::timerlat_with_version(&String::from_utf8_lossy(&out)),
+            _ => outputs::rt_tests(&out),
+        });
+        let package = test.program().map_or("", |(_, package)| package);
+        Ok(self.by_cpu(test, "guest", words, &format!("{package} (guest)"), result))
     }
 
     fn timerlat(&mut self, load: &mut Option<Load>) -> anyhow::Result<Measurement> {
@@ -373,7 +396,7 @@ impl Bench<'_> {
         let (out, err) = running.output().doing("reading what rtla wrote")?;
         let version = outputs::rtla_version(&(String::from_utf8_lossy(&out) + err.as_str()));
         self.versions.extend(version.map(|version| ("rtla".to_owned(), version)));
-        let arguments = self.plan.timerlat();
+        let arguments = self.plan.timerlat(Some(&self.plan.cpus));
         let words = format!("rtla {}", arguments.join(" "));
         print_stderr(&words);
         let mut command = Command::new("rtla");
@@ -562,7 +585,8 @@ mod tests {
         {
             assert!(cyclictest.contains(word), "{word}: {cyclictest}");
         }
-        assert_eq!(plan.timerlat().join(" "), "timerlat hist -p 1000 -c 1,3-4 -P f:80 -d 7");
+        assert_eq!(plan.timerlat(Some(&plan.cpus)).join(" "), "timerlat hist -p 1000 -P f:80 -d 7 -c 1,3-4");
+        assert!(plan.in_guest(Test::Timerlat).ends_with("exec rtla timerlat hist -p 1000 -P f:80 -d 7\n"));
         assert_eq!(plan.oslat_place(), Ok(1));
         let oslat = plan.oslat(1, Path::new("/tmp/y")).join(" ");
         assert_eq!(oslat, "--cpu-list=0,4 --cpu-main-thread=1 --rtprio=1 --duration=7 --quiet --json=/tmp/y");
@@ -571,11 +595,12 @@ mod tests {
     }
 
     #[test]
-    fn the_guests_script_gives_the_json_alone_and_cyclictests_status() {
+    fn the_guests_script_gives_the_json_alone_and_the_programs_status() {
         let online = CpuSet::from_list("0").unwrap();
         let args = args(&["--duration", "3"]);
-        let script = plan(&args, &online, "").in_guest();
-        let run = |fake: &str| {
+        let plan = plan(&args, &online, "");
+        let run = |test: Test, fake: &str| {
+            let script = plan.in_guest(test);
             let mut shell = Command::new("sh");
             shell.arg("-s");
             let mut running = Running::start(shell, Some(&format!("{fake}\n{script}"))).unwrap();
@@ -584,9 +609,19 @@ mod tests {
         };
         let writes = "cyclictest() { for word; do case $word in --json=*) echo '{}' > ${word#--json=};; esac; done
             echo T: 0 noise; return 5; }";
-        assert_eq!(run(writes), (Ended::Itself(Some(5)), "{}\n".to_owned()));
-        let (ended, _) = run("PATH=/nonexistent; mktemp() { echo /dev/null; }; cat() { :; }; rm() { :; }");
-        assert_eq!(ended, Ended::Itself(Some(127)));
+        assert_eq!(run(Test::Cyclictest, writes), (Ended::Itself(Some(5)), "{}\n".to_owned()));
+        let nothing = "PATH=/nonexistent; mktemp() { echo /dev/null; }; cat() { echo 1; }; rm() { :; }";
+        for test in [Test::Cyclictest, Test::Timerlat, Test::Oslat] {
+            assert_eq!(run(test, nothing).0, Ended::Itself(Some(127)), "{test:?}");
+        }
+        let isolated = |cpus: &str| {
+            format!(
+                "cat() {{ case $1 in /sys/*) echo {cpus} ;; *) command cat \"$1\" ;; esac; }}
+            oslat() {{ for word; do case $word in --json=*) echo \"$1\" > ${{word#--json=}} ;; esac; done; }}"
+            )
+        };
+        assert_eq!(run(Test::Oslat, &isolated("2-3")), (Ended::Itself(Some(0)), "--cpu-list=2-3\n".to_owned()));
+        assert_eq!(run(Test::Oslat, &isolated("")), (Ended::Itself(Some(0)), String::new()));
     }
 
     #[test]

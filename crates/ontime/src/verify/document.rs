@@ -146,7 +146,7 @@ pub(super) struct HostFacts {
     pub cpus: String,
     /// CPUs that the scheduler leaves alone.
     pub isolated: String,
-    /// Versions: `ontime`, `rt-tests`, `rtla`, `rt-tests (guest)`.
+    /// Versions: `ontime`, `rt-tests`, `rtla`, `rt-tests (guest)`, `rtla (guest)`.
     pub versions: BTreeMap<String, String>,
     /// What the daemon answered to `ontime status` after the measurements.
     pub status: Option<api::Status>,

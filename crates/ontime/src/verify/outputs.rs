@@ -20,10 +20,10 @@ pub(super) struct OfCpu {
     pub max_us: f64,
 }
 
-/// What a program of rt-tests wrote.
+/// What a program of rt-tests, or rtla, wrote.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RtTests {
-    /// The version of rt-tests.
+    /// The program's version.
     pub version: Option<String>,
     pub cpus: Vec<OfCpu>,
 }
@@ -113,6 +113,14 @@ pub(super) fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
         return Err("its output has no column of a thread: it measured nothing".to_owned());
     }
     Ok(cpus)
+}
+
+/// Reads the text of `rtla --help` and, after it, of `rtla timerlat hist`.
+///
+/// # Errors
+/// As [`timerlat`].
+pub(super) fn timerlat_with_version(text: &str) -> Result<RtTests, String> {
+    Ok(RtTests { version: rtla_version(text), cpus: timerlat(text)? })
 }
 
 /// The figures, if every asked CPU has some: rtla leaves out the columns of a CPU where it measured nothing.
