@@ -14,8 +14,8 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
 fail() { echo "deb test: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "run it as root: it makes Debian roots"
-for program in mmdebstrap debugfs; do
-    command -v $program > /dev/null || fail "$program is missing; Debian: apt-get install mmdebstrap e2fsprogs"
+for program in mmdebstrap debugfs ar; do
+    command -v $program > /dev/null || fail "$program is missing; Debian: apt-get install mmdebstrap e2fsprogs binutils"
 done
 . "$here/scripts/debian.sh"
 shopt -s nullglob
@@ -177,12 +177,16 @@ END
     echo "$suite: the Ansible role applied, applied again without a change, undone; cloud-init and sos take their files"
 }
 
-with_version() { # VERSION FILE: the package with another version
-    local tree=$work/version
+with_version() { # VERSION FILE: the package with another version; its files stay compressed
+    local tree=$work/version member
     rm -rf "$tree"
-    dpkg-deb -R "${main[0]}" "$tree"
-    sed -i "s/^Version: .*/Version: $1/" "$tree/DEBIAN/control"
-    dpkg-deb --root-owner-group -b "$tree" "$2" > /dev/null
+    mkdir "$tree"
+    dpkg-deb -e "${main[0]}" "$tree/control"
+    sed -i "s/^Version: .*/Version: $1/" "$tree/control/control"
+    member=$(ar t "${main[0]}" | grep '^control\.tar')
+    tar -C "$tree/control" --owner=root:0 --group=root:0 -caf "$tree/$member" .
+    cp "${main[0]}" "$2"
+    ar r "$2" "$tree/$member"
     rm -rf "$tree"
 }
 
@@ -191,7 +195,7 @@ payload() { # FILE: a package of the same files in another folder, without scrip
     mkdir -p "$tree/DEBIAN" "$tree/opt/payload"
     dpkg-deb -x "${main[0]}" "$tree/opt/payload"
     dpkg-deb -f "${main[0]}" | sed 's/^Package: .*/Package: payload/' > "$tree/DEBIAN/control"
-    dpkg-deb --root-owner-group -b "$tree" "$1" > /dev/null
+    dpkg-deb --root-owner-group -z1 -b "$tree" "$1" > /dev/null
     rm -rf "$tree"
 }
 
