@@ -63,12 +63,14 @@ enum Family {
     CountedLiars,
     /// The same as `Counted`, with the tasks of `SporadicAlone`.
     CountedSporadic,
+    /// The tasks of `SporadicMixed`, whose VM reserves their sum alone: that is not enough for such jobs.
+    SporadicSum,
     /// The same as `SporadicAlone`, with longer pauses, and the last VM sleeps: the CPU is often idle.
     Idle,
 }
 
 /// By name, for [`trace_of_a_set`].
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 17] = [
     Family::Periodic,
     Family::Harmonic,
     Family::SporadicAlone,
@@ -84,6 +86,7 @@ const FAMILIES: [Family; 16] = [
     Family::Counted,
     Family::CountedLiars,
     Family::CountedSporadic,
+    Family::SporadicSum,
     Family::Idle,
 ];
 
@@ -496,7 +499,7 @@ fn draw(family: Family, cpus: u64, random: &mut Random) -> Option<(Vec<Vec<Task>
     let mut sets: Vec<Vec<Task>> = Vec::new();
     for _ in 0..vms {
         let alone = matches!(family, Family::SporadicAlone | Family::CountedSporadic | Family::Idle);
-        let all = alone || family == Family::SporadicMixed;
+        let all = alone || matches!(family, Family::SporadicMixed | Family::SporadicSum);
         let count = if alone { 1 } else { random.range(1, 3) };
         let mut task = || {
             let period = match family {
@@ -706,6 +709,7 @@ families! {
     harmonic_by_slices: Harmonic, Slices, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, 60, 12_500;
     migrating: Migrating, Best, 30, 5_000;
+    sporadic_sum: SporadicSum, Best, 7, 3_000;
     idle: Idle, Best, 0, 1;
 }
 
