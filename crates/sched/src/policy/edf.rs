@@ -1351,8 +1351,6 @@ mod tests {
         }
     }
 
-<<<<<<< HEAD
-=======
     /// The first of the entitled vCPUs has not run, but the other one has: so the first one may sleep.
     #[test]
     fn the_kernel_is_asked_about_a_leader_that_does_not_run() {
@@ -1371,7 +1369,6 @@ mod tests {
         }
     }
 
->>>>>>> w-s41
     /// One vCPU was planned and has not run. If it sleeps, its need does not shrink before a check finds that.
     #[test]
     fn a_planned_vcpu_that_does_not_run_is_checked_before_its_slack_is_used_up() {
