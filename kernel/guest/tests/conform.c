@@ -113,6 +113,18 @@ void tcp_pair(int family, int pair[2])
 	close(listener);
 }
 
+void fill(int fd, int flags)
+{
+	static char bytes[65536];
+	int tries;
+
+	for (tries = 0; tries < 5; tries++) {
+		while (send(fd, bytes, sizeof(bytes), flags | MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+			tries = 0;
+		usleep(10000);
+	}
+}
+
 long now_ms(void)
 {
 	struct timespec now;

@@ -21,6 +21,8 @@ void section(const char *name);
 /* Sockets on the loopback interface, family AF_INET or AF_INET6. */
 int tcp_listener(int family, struct sockaddr_storage *addr, socklen_t *len);
 void tcp_pair(int family, int pair[2]);
+/* Fills the socket's buffers by sends with these flags, until nothing more can be sent for a while. */
+void fill(int fd, int flags);
 int udp_bound(int family, struct sockaddr_storage *addr, socklen_t *len);
 int port_of(const struct sockaddr_storage *addr);
 /* Milliseconds of a monotonic clock. */

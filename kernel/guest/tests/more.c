@@ -129,7 +129,6 @@ static void *reads(void *arg)
 
 static void stream_many(int family)
 {
-	static const char large[65536];
 	char out[PIECE], in[PIECE];
 	int pair[2], i, j, wrong, sent;
 	pthread_t thread;
@@ -160,9 +159,7 @@ static void stream_many(int family)
 	}
 	show("parts", i);
 	show("wrong", wrong);
-	/* Until the buffers are full; in large pieces, as an outsourced call is slow on an emulated vCPU. */
-	while (send(pair[0], large, sizeof(large), MSG_MORE | MSG_DONTWAIT) > 0)
-		;
+	fill(pair[0], MSG_MORE);
 	say("full", send(pair[0], out, PIECE, MSG_MORE | MSG_DONTWAIT));
 	end_of(pair);
 }

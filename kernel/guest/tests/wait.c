@@ -70,8 +70,7 @@ static void timeouts(int family)
 	start = now_ms();
 	say("recv udp", recv(udp, &byte, 1, 0));
 	took("in time", start, 200);
-	while (send(pair[0], large, sizeof(large), MSG_DONTWAIT) > 0)
-		;
+	fill(pair[0], 0);
 	start = now_ms();
 	say("send full", send(pair[0], large, sizeof(large), 0));
 	took("in time", start, 200);
@@ -278,19 +277,6 @@ static void epolls(int family, unsigned int edge)
 	close(ep);
 }
 
-/* Fills the socket's buffers until nothing more can be sent for a while. */
-static void fill(int fd)
-{
-	static char bytes[65536];
-	int tries;
-
-	for (tries = 0; tries < 5; tries++) {
-		while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
-			tries = 0;
-		usleep(10000);
-	}
-}
-
 /* Receives all that was sent. */
 static void drain(int fd)
 {
@@ -314,7 +300,7 @@ static void edges_of_one_kind(int family)
 	say("add for data", epoll_ctl(ep, EPOLL_CTL_ADD, pair[0], &event));
 	shutdown(pair[1], SHUT_WR);
 	epoll_once("the end", ep, 2000);
-	fill(pair[0]);
+	fill(pair[0], 0);
 	epoll_once("full", ep, 100);
 	drain(pair[1]);
 	show_poll("room", pair[0], POLLOUT, 2000);

@@ -374,12 +374,12 @@ mod tests {
         let is = |cgroup| thread(1, Policy::Fifo(48), cgroup).is_device();
         assert!(is(Some("/system.slice/system-ontime\\x2ddevice.slice/ontime-device@web.service")));
         assert!(is(Some("/system.slice/ontime-device@web.service")));
-        let container = "0123456789abcdef".repeat(4);
+        let container = format!("/system.slice/docker-{}.scope/ontime-device@x.service", "0123456789abcdef".repeat(4));
         for posing in [
             "/user.slice/ontime-device@web",
             "/user.slice/user-1000.slice/user@1000.service/app.slice/ontime-device@x.service",
             "/machine.slice/machine-box.scope/payload/system.slice/ontime-device@x.service",
-            &format!("/system.slice/docker-{container}.scope/ontime-device@x.service"),
+            &container,
             "/system.slice/a.service/deep/ontime-device@x.service",
             "/",
         ] {
