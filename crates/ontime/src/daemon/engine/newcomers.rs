@@ -2,9 +2,9 @@
 //!
 //! In: their numbers from the [`Watcher`](ontime_tenants::watch::Watcher), which has the owners of processes take
 //! turns. They alone are read, and planned as in a pass beside what the last pass found; only the settings of their
-//! threads are made. What else they require (their network devices, reserved CPU time, protections off again) is left to
-//! the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these settings.
-//! Until a vCPU has its reserved time, it is behind all that have theirs, with a cap.
+//! threads are made. What else they require (their network devices, reserved CPU time, protections off again) is left
+//! to the pass that the same events request. That pass reads them again, so it neither undoes nor repeats these
+//! settings. Until a vCPU has its reserved time, it is behind all that have theirs, with a cap.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
