@@ -199,6 +199,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
     use std::process::{Child, Command};
+    use std::time::Duration;
 
     use ontime_hostnet::LiveHost;
     use ontime_tenants::{Policy, Sources, Watcher};
@@ -251,8 +252,15 @@ mod tests {
         let Some(mut engine) = engine(dir.path()) else { return };
         let (mut child, thread) = starts(dir.path(), 1);
         let before = thread.policy().unwrap();
-        let found = engine.discover();
-        let place = thread.policy().unwrap();
+        // Events of the machine's other processes come, too, and the watcher rests after some.
+        let (mut found, mut place) = (engine.discover(), thread.policy().unwrap());
+        for _ in 0..1000 {
+            if place != before {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            (found, place) = (engine.discover(), thread.policy().unwrap());
+        }
         let found = engine.with_newcomers(found);
         let key = Knob::ThreadPolicy { thread, comm: String::new() }.key();
         let threads = found.tenants.iter().flat_map(|tenant| &tenant.threads).filter(|of| of.id == thread).count();
