@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for program in node npm; do
-    command -v $program > /dev/null || { echo "kubevirt: $program is missing; Debian: apt-get install npm" >&2; exit 3; }
+    command -v $program > /dev/null ||
+        { echo "kubevirt: $program is missing; Debian: apt-get install npm" >&2; exit 3; }
 done
 tools=$PWD/target/kubevirt
 mkdir -p "$tools"

@@ -521,8 +521,8 @@ impl Finder<'_> {
         }
     }
 
-    /// Whether a child of a container's monitor runs in the container, which has mounts of its own. The runtime,
-    /// whatever its program is called, and hooks do not. Before it is moved to its cgroup, the container's first
+    /// Whether a child of a container's monitor runs in the container, which has mounts of its own. The runtime
+    /// (of any program's name) and hooks do not. Before it is moved to its cgroup, the container's first
     /// process has the program of LXC's monitor, which cloned it.
     fn is_inside(&self, child: &Process, monitor: &Process) -> bool {
         child.executable != monitor.executable
