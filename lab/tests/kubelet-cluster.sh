@@ -1,7 +1,7 @@
 #!/bin/sh
 # kubelet-cluster.sh PROGRAMS REPOSITORY: the clients' side of kubelet-node.sh, in /lab's directory. It runs etcd and
-# Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies, then a pod with a VM
-# (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed` has the
+# Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies (with kubelet-driver), then a pod
+# with a VM (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed` has the
 # step, and `described` what kubectl knows.
 set -eu
 programs=$1 repository=$2
@@ -53,14 +53,19 @@ starts kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 10.1.0
     --cert-dir "$work/certificates" --endpoint-reconciler-type none --token-auth-file "$work/tokens" \
     --authorization-mode RBAC --service-cluster-ip-range 10.96.0.0/24 --allow-privileged \
     --service-account-issuer https://kubernetes.default.svc --service-account-key-file "$work/key" \
-    --service-account-signing-key-file "$work/key" --disable-admission-plugins ServiceAccount,TaintNodesByCondition
+    --service-account-signing-key-file "$work/key" --disable-admission-plugins TaintNodesByCondition
 within 600 "the API server is ready" kubectl get --raw /readyz
 starts kube-scheduler --kubeconfig "$KUBECONFIG" --leader-elect=false --secure-port=0
+controllers=resourceclaim-controller,garbage-collector-controller,daemonset-controller
 starts kube-controller-manager --kubeconfig "$KUBECONFIG" --leader-elect=false --secure-port=0 \
-    --controllers=resourceclaim-controller,garbage-collector-controller
-within 60 "the manifests are applied" kubectl apply -k "$repository/dra/manifests"
+    --root-ca-file "$work/certificates/apiserver.crt" \
+    --controllers="$controllers,serviceaccount-controller,root-ca-certificate-publisher-controller"
+ip route add 10.9.0.0/24 via 10.1.0.9
+within 60 "the manifests are applied" kubectl apply -k "$repository/lab/tests/kubelet-driver"
 touch ready
 within 3600 "the node is Ready" kubectl wait --timeout=60s --for=condition=Ready node/node-1
+within 60 "the node is one of Ontime's" kubectl label node node-1 cpu.ontime/node=true
+within 3600 "the driver's DaemonSet runs" kubectl -n ontime-system rollout status --timeout=60s daemonset/ontime-dra
 within 1200 "the driver publishes the node's CPU time" published
 within 60 "the pod is applied" kubectl apply -f "$repository/dra/manifests/examples/pod.yaml"
 running control-loop pod
@@ -71,6 +76,8 @@ within 3600 "kubelet and the driver have restarted" test -e restarted
 step="no container has restarted"
 restarts='{range .items[*]}{.status.phase} {.status.containerStatuses[0].restartCount} {end}'
 [ "$(kubectl get pods -o "jsonpath=$restarts")" = "Running 0 Running 0 " ]
+step="the driver's container has restarted once"
+[ "$(kubectl -n ontime-system get pods -o "jsonpath=$restarts")" = "Running 1 " ]
 within 600 "the pods are deleted" kubectl delete --ignore-not-found --grace-period=1 pod control-loop virt-launcher
 within 3600 "their CPU time is free" test -e free
 within 60 "a pod with two claims is applied" kubectl apply -f "$repository/lab/tests/kubelet-refused.yaml"

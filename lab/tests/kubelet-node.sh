@@ -1,10 +1,10 @@
 #!/bin/sh
-# In the emulated host (cgroup v2, PREEMPT_RT): a node with the daemon, Debian's containerd and runc, kubelet and the
-# driver. The control plane is at the clients' side (kubelet-cluster.sh), which applies a pod with CPU time and one that
-# runs a VM, and says in /lab/pod and /lab/vm which containers run. The trace must show that their threads get their
-# places within LIMIT_MS (50) of their start. They must keep places and CPU time while kubelet and the driver restart.
-# Then deleted pods must leave nothing reserved, and a claim that the driver refuses must show its reason. /lab has bin,
-# cni, image.tar, kubeconfig, the DaemonSet's arguments, and the time.
+# In the emulated host (cgroup v2, PREEMPT_RT): a node with the daemon, Debian's containerd and runc, and kubelet. The
+# control plane is at the clients' side (kubelet-cluster.sh), which applies the driver's DaemonSet, a pod with CPU time
+# and one that runs a VM, and says in /lab/pod and /lab/vm which containers run. The trace must show that their threads
+# get their places within LIMIT_MS (50) of their start. They must keep places and CPU time while kubelet and the driver
+# restart. Then deleted pods must leave nothing reserved, and a claim that the driver refuses must show its reason. /lab
+# has bin, cni, image.tar, kubeconfig and the time.
 set -eu
 export PATH=/run/node/bin:$PATH
 limit=${LIMIT_MS:-50} failed='' pids=''
@@ -17,9 +17,9 @@ starts() { # LOG PROGRAM ARGUMENTS...
 uptime_s() { cut -d. -f1 /proc/uptime; }
 ended() { # STATUS
     [ "$1" -ne 0 ] || return 0
-    for log in daemon containerd ontime-dra kubelet; do
-        echo "== the end of $log.log:"
-        tail -n 25 "/lab/$log.log" 2> /dev/null || true
+    for log in /lab/daemon.log /lab/containerd.log /var/log/pods/ontime-system_*/ontime-dra/*.log /lab/kubelet.log; do
+        echo "== the end of $log:"
+        tail -n 25 "$log" 2> /dev/null || true
     done
     [ ! -e /lab/described ] || cat /lab/described
 }
@@ -52,7 +52,7 @@ echo "reserve = 0.05" > /etc/ontime/sched.toml
 [ -e /etc/hosts ] || echo "127.0.0.1 localhost" > /etc/hosts
 cat > /run/node/net.d/pods.conflist << 'FILE'
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
+  {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
 FILE
 cat > /run/node/containerd.toml << 'FILE'
 version = 2
@@ -100,21 +100,12 @@ kubelet_runs() {
         --node-ip 10.1.0.9 --cert-dir /run/node/pki --v=2
     kubelet=$!
 }
-# With the DaemonSet's arguments and variables, and what differs here: a kubeconfig in place of a service account, and a
-# shorter lease.
-driver_runs() {
-    # shellcheck disable=SC2046
-    starts ontime-dra env NODE_NAME=node-1 CLASS_NAMESPACES= PINNED_CPUS= ontime-dra $(cat /lab/daemonset.args) \
-        --kubeconfig /lab/kubeconfig --lease 60s --interval 5s
-    driver=$!
-}
 ends() { # PID: ends a program as its service would be stopped, and waits for its end
     pids=$(echo "$pids" | sed "s/ $1\b//")
     kill "$1"
     wait "$1" || true
 }
 kubelet_runs
-driver_runs
 
 first() { # PATTERN: the time of the first such line of the trace, s
     awk -v pattern="$1" '$0 ~ pattern {
@@ -160,36 +151,36 @@ requested
 touch /lab/checked
 
 # kubelet and the driver restart while the pods run: containers, places and reservations stay. The driver's lease is
-# 60 s, so after 90 s only a driver that knows its claims again has kept them.
+# 30 s, so after 60 s only a driver that knows its claims again has kept them.
 state() {
     requested | sed 's/, [0-9]* s left$//' | sort
     for file in /lab/pod /lab/vm; do
         main=$(container "$file")
+        # A thread that has used its runtime cap is at SCHED_IDLE until its next period.
+        within 30 "process $main has its place" is_fifo "$main" > /dev/null
         echo "$main $(chrt -p "$main" | tr '\n' ' ')"
     done
 }
-state > /run/node/before
-for program in kubelet driver; do
-    case $program in
-    kubelet)
-        ends "$kubelet"
-        kubelet_runs
-        within 600 "the new kubelet answers" answers busybox wget -q -O /dev/null http://127.0.0.1:10248/healthz
-        ;;
-    driver)
-        ends "$driver"
-        driver_runs
-        ;;
-    esac
-    sleep 90
+as_before() { # WHAT
+    sleep 60
     state > /run/node/after
     if ! cmp /run/node/before /run/node/after; then
-        echo "FAILED: after a restart of $program another state than before:"
+        echo "FAILED: after a restart of $1 another state than before:"
         cat /run/node/before /run/node/after
         exit 1
     fi
-    echo "after a restart of $program the places and the reservations are as before"
-done
+    echo "after a restart of $1 the places and the reservations are as before"
+}
+state > /run/node/before
+ends "$kubelet"
+kubelet_runs
+within 600 "the new kubelet answers" answers busybox wget -q -O /dev/null http://127.0.0.1:10248/healthz
+as_before kubelet
+driver=$(pgrep -x ontime-dra)
+kill -KILL "$driver"
+new_driver() { now=$(pgrep -x ontime-dra) && [ "$now" != "$driver" ]; }
+within 600 "kubelet has started the driver again" new_driver
+as_before "the driver"
 touch /lab/restarted
 
 # The control plane deletes both pods.
