@@ -1,17 +1,23 @@
 //! The host's CPU time, and its users.
 
-/// A shell command that prints the input of [`CpuTime::parse`].
-pub(super) const READ: &str = "read -r up idle < /proc/uptime; spin=0; \
-                    for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); \
-                    done; guest=$(awk '$1 == \"cpu\" {print $10 + $11}' /proc/stat); pace=0; \
-                    for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
-                    read -r name < $task/comm; case $name in ontime-pace/*|ontime-read/*) \
-                    read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
-                    echo $up $idle $spin $guest $pace";
+/// A shell command that prints the input of [`CpuTime::parse`], for a host with this many CPUs; a further one is the
+/// clients'.
+pub(super) fn read(cpus: u16) -> String {
+    format!(
+        "read -r up rest < /proc/uptime; spin=0; \
+         for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); done; \
+         times=$(awk '$1 == \"cpu\" {{guest = $10 + $11}} /^cpu[0-9]/ && substr($1, 4) < {cpus} {{idle += $5 + $6}} \
+         END {{print idle, guest}}' /proc/stat); pace=0; \
+         for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
+         read -r name < $task/comm; case $name in ontime-pace/*|ontime-read/*) \
+         read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
+         echo $up $spin $times $pace"
+    )
+}
 
-/// `/proc/uptime`, the run time of the spinners that replace the idle state on the virtual clock (one per CPU), the
-/// time that the tick accounts to guests (`/proc/stat`, `Documentation/filesystems/proc.rst`; in 1/100 s), and the run
-/// time of the daemon's pacers and their readers. In seconds.
+/// `/proc/uptime`, the idle time of the host's CPUs, the time that the tick accounts to guests (`/proc/stat`,
+/// `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the daemon's pacers and their readers. In
+/// seconds. Idle time includes the run time of the spinners that replace the idle state for clients outside.
 #[derive(Debug)]
 pub struct CpuTime {
     uptime: f64,
@@ -21,12 +27,12 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Parses five numbers: seconds of uptime, idle seconds, the spinners' nanoseconds, guests' ticks, the pacers'
+    /// Parses five numbers: seconds of uptime, the spinners' nanoseconds, idle and guests' time in 1/100 s, the pacers'
     /// nanoseconds.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
-        let (uptime, idle, spin_ns) = (words.next()??, words.next()??, words.next()??);
-        let guest = words.next()?? / 100.0;
+        let (uptime, spin_ns) = (words.next()??, words.next()??);
+        let (idle, guest) = (words.next()?? / 100.0, words.next()?? / 100.0);
         let pacers = words.next()?? / 1e9;
         Some(Self { uptime, idle: idle + spin_ns / 1e9, guest, pacers })
     }
@@ -56,8 +62,8 @@ mod tests {
 
     #[test]
     fn a_spinner_counts_as_idle() {
-        let before = CpuTime::parse("100.0 1.0 5000000000 100 0").unwrap();
-        let after = CpuTime::parse("110.0 1.0 7000000000 300 500000000").unwrap();
+        let before = CpuTime::parse("100.0 5000000000 100 100 0").unwrap();
+        let after = CpuTime::parse("110.0 7000000000 100 300 500000000").unwrap();
         assert!((after.guest_share_since(&before, 1).unwrap() - 0.2).abs() < 1e-9);
         assert!((after.share_since(&before, 1).unwrap() - 0.8).abs() < 1e-9);
         assert!((after.pacers_share_since(&before).unwrap() - 0.05).abs() < 1e-9);

@@ -401,7 +401,7 @@ impl Host {
 
     /// CPU time used by everything except the lab's own spinner, and the host's uptime.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
-        let text = self.ask(cpu::READ)?;
+        let text = self.ask(&cpu::read(self.cpus))?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))
     }
 }

@@ -16,12 +16,8 @@ case $cmdline in *ontime.clients=*)
     ;;
 esac
 case $cmdline in *ontime.spin*)
-    # The clients' CPU is not one of the host's: its spinner has a name of its own, so that it is not counted with them.
-    ln -s /usr/local/sbin/lab-spin /run/client-spin
     for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
-        cpu=${cpu##*cpu} spin=/usr/local/sbin/lab-spin
-        [ "$cpu" != "$clients" ] || spin=/run/client-spin
-        taskset -c "$cpu" chrt --idle 0 "$spin" &
+        taskset -c "${cpu##*cpu}" chrt --idle 0 /usr/local/sbin/lab-spin &
     done
     ;;
 esac
