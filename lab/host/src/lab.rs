@@ -18,7 +18,7 @@ use crate::images::{Images, OVERLAY};
 use crate::isolate;
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
-use crate::qemu::{Clock, Console, Machine, RELEASE, capture};
+use crate::qemu::{Clients, Clock, Console, Machine, RELEASE, capture};
 
 /// Console messages after which the host cannot be used any more.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
@@ -121,7 +121,7 @@ impl Lab {
             }
             _ => file("lock", &dir)(error),
         })?;
-        if !machine.client_cpu {
+        if machine.clients == Clients::Outside {
             network::set_up()?;
         }
         let mut lab = match Self::boot(machine, images, &dir, programs) {

@@ -37,4 +37,4 @@ pub use error::LabError;
 pub use kernel::Kernel;
 pub use lab::{Lab, Outcome, Programs};
 pub use monitor::InstructionLog;
-pub use qemu::{Clock, Console, Machine};
+pub use qemu::{Clients, Clock, Console, Machine};

@@ -54,6 +54,17 @@ impl FromStr for Clock {
     }
 }
 
+/// The clients' side of the emulated host's NICs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clients {
+    /// In this process's namespace, in real time.
+    Outside,
+    /// In the emulated machine, on one more CPU, with its own NICs and in the machine's time (virtual clock).
+    OwnCpu,
+    /// There is none, and nothing arrives at the NICs.
+    None,
+}
+
 /// Destination of the emulated host's console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Console {
@@ -89,9 +100,8 @@ pub struct Machine {
     pub icount_shift: u8,
     /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
     pub release_us: u32,
-    /// Whether the clients' side is in the emulated machine too, on one more CPU, with its own NICs and in the
-    /// machine's time (virtual clock). Otherwise it is in this process's namespace.
-    pub client_cpu: bool,
+    /// The clients' side.
+    pub clients: Clients,
     /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
     /// never isolated.
     pub isolated_cpus: u8,
@@ -119,7 +129,7 @@ impl Machine {
             captured_bytes: HEADERS,
             icount_shift: ICOUNT_SHIFT,
             release_us: RELEASE_US,
-            client_cpu: false,
+            clients: Clients::Outside,
             isolated_cpus: 0,
             events: None,
         }
@@ -132,41 +142,46 @@ impl Machine {
             let (least, most) = SILENCE.into_inner();
             return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
-        if self.client_cpu && self.clock == Clock::Real {
+        if self.has_client_cpu() && self.clock == Clock::Real {
             return Err(LabError::Machine("--client-cpu is one of the virtual clock; leave out one of them".into()));
         }
-        let (least, most) = (*CPUS.start(), CPUS.end() - u8::from(self.client_cpu));
+        let (least, most) = (*CPUS.start(), CPUS.end() - u8::from(self.has_client_cpu()));
         if !(least..=most).contains(&self.cpus) {
-            let beside = if self.client_cpu { ", beside the clients' own" } else { "" };
+            let beside = if self.has_client_cpu() { ", beside the clients' own" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
         }
-        if self.events.is_some() && !self.takes_turns() {
+        if self.events.is_some() && (self.clock == Clock::Real || self.emulated_cpus() == 1) {
             let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --client-cpu";
             return Err(LabError::Machine(said.into()));
         }
         Ok(())
     }
 
-    /// The number of emulated CPUs: the host's, and the last one for clients if they have one.
-    fn emulated_cpus(&self) -> u8 {
-        self.cpus.saturating_add(self.client_cpu.into())
+    /// Whether one more CPU is the clients'.
+    pub fn has_client_cpu(&self) -> bool {
+        self.clients == Clients::OwnCpu
     }
 
-    /// Whether several CPUs take turns, which Debian's emulator does not support ([`Images::with_turns`]).
+    /// The number of emulated CPUs: the host's, and the last one for clients if they have one.
+    fn emulated_cpus(&self) -> u8 {
+        self.cpus.saturating_add(self.has_client_cpu().into())
+    }
+
+    /// Whether several CPUs take turns, or a CPU waits for its disks while the clock stands still. Debian's emulator
+    /// supports neither ([`Images::with_turns`]).
     pub fn takes_turns(&self) -> bool {
-        self.clock == Clock::Virtual && self.emulated_cpus() > 1
+        self.clock == Clock::Virtual && (self.emulated_cpus() > 1 || self.clients != Clients::Outside)
     }
 
     /// Whether arrivals at the RT NIC are held back and released at intervals ([`RELEASE`]): if the clients are outside
     /// and the clock is virtual.
     pub(crate) fn releases_arrivals(&self) -> bool {
-        self.clock == Clock::Virtual && !self.client_cpu
+        self.clock == Clock::Virtual && self.clients == Clients::Outside
     }
 
-    /// Whether the host's time stands still while no command of the agent runs: if the clients are inside. Clients
-    /// outside send while none runs.
+    /// Whether the host's time stands still while no command of the agent runs. Clients outside send while none runs.
     pub(crate) fn time_stops(&self) -> bool {
-        self.client_cpu
+        self.clock == Clock::Virtual && self.clients != Clients::Outside
     }
 
     fn command_line(&self) -> String {
@@ -186,9 +201,10 @@ impl Machine {
             // Guests' memory: few nested page faults, as on a host set up for RT VMs.
             format!("hugepages={}", self.huge_pages),
         ];
-        if self.client_cpu {
+        if self.has_client_cpu() {
             words.push(format!("ontime.clients={}", self.cpus));
-        } else if self.clock == Clock::Virtual {
+        }
+        if self.releases_arrivals() {
             // While all CPUs are halted the clock jumps to the next timer, which packets of clients outside would miss.
             words.push("ontime.spin".into());
         }
@@ -248,7 +264,7 @@ impl Machine {
             let hub = |id: &str| format!("hubport,id={id},hubid={number}");
             let device = |id: &str, side: u8| format!("e1000e,netdev={id},mac=52:54:00:00:00:{side}{number},romfile=");
             let outside = format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off");
-            line.option("-netdev", &if self.client_cpu { hub(nic) } else { outside });
+            line.option("-netdev", &if self.clients == Clients::Outside { outside } else { hub(nic) });
             if nic == "rt" && self.releases_arrivals() {
                 // Without this object an arrival gets the time at which the emulated CPU last read its clock. Its timer
                 // stops the CPU often, so it is on only during measurements. It comes before the capture, which records
@@ -260,7 +276,7 @@ impl Machine {
             line.option("-device", &device(nic, 0));
             let capture = at(&format!("{nic}.pcap"));
             line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen={bytes}"));
-            if self.client_cpu {
+            if self.has_client_cpu() {
                 let client = format!("client-{nic}");
                 line.option("-netdev", &hub(&client)).option("-device", &device(&client, 1));
             }
@@ -309,11 +325,11 @@ mod tests {
                 assert!(message.contains(&format!("--cpus {cpus}: 1 to 8")), "{message}");
             }
         }
-        let mut machine = Machine { client_cpu: true, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let mut machine = Machine { clients: Clients::OwnCpu, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
         assert!(machine.check().is_ok() && machine.takes_turns());
         machine.cpus = 8;
         assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside the clients' own"));
-        let machine = Machine { client_cpu: true, ..Machine::new(Clock::Real, Kernel::Rt72) };
+        let machine = Machine { clients: Clients::OwnCpu, ..Machine::new(Clock::Real, Kernel::Rt72) };
         assert!(machine.check().unwrap_err().to_string().contains("virtual clock"));
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         for silence in [29, 86_401, u64::MAX] {
@@ -325,25 +341,32 @@ mod tests {
     #[test]
     fn only_the_virtual_clock_spins_and_only_for_clients_outside() {
         let outside = Machine::new(Clock::Virtual, Kernel::Rt72);
-        let inside = Machine { client_cpu: true, ..outside.clone() };
+        let inside = Machine { clients: Clients::OwnCpu, ..outside.clone() };
+        let without = Machine { clients: Clients::None, ..outside.clone() };
         let real = Machine::new(Clock::Real, Kernel::Rt72);
-        let spins = [outside, inside, real].map(|machine| machine.command_line().contains("ontime.spin"));
-        assert_eq!(spins, [true, false, false]);
+        let of = |machine: &Machine| {
+            let spins = machine.command_line().contains("ontime.spin");
+            (spins, machine.takes_turns(), machine.time_stops())
+        };
+        assert_eq!(of(&outside), (true, false, false));
+        assert_eq!(of(&inside), (false, true, true));
+        assert_eq!(of(&without), (false, true, true));
+        assert_eq!(of(&real), (false, false, false));
     }
 
     #[test]
     fn the_clients_cpu_and_isolated_ones_are_in_one_list() {
-        for (cpus, client_cpu, isolated_cpus, list) in [
-            (1, false, 0, None),
-            (2, false, 0, None),
-            (1, true, 0, Some("1-1")),
-            (2, true, 1, Some("1-2")),
-            (4, true, 2, Some("2-4")),
-            (4, false, 3, Some("1-3")),
+        for (cpus, clients, isolated_cpus, list) in [
+            (1, Clients::Outside, 0, None),
+            (2, Clients::Outside, 0, None),
+            (1, Clients::OwnCpu, 0, Some("1-1")),
+            (2, Clients::OwnCpu, 1, Some("1-2")),
+            (4, Clients::OwnCpu, 2, Some("2-4")),
+            (4, Clients::Outside, 3, Some("1-3")),
             // The first CPU stays the host's.
-            (2, true, 2, Some("1-2")),
+            (2, Clients::OwnCpu, 2, Some("1-2")),
         ] {
-            let machine = Machine { cpus, client_cpu, isolated_cpus, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+            let machine = Machine { cpus, clients, isolated_cpus, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
             let line = machine.command_line();
             let found = line.split(' ').find_map(|word| word.strip_prefix("isolcpus=domain,managed_irq,"));
             assert_eq!(found, list, "{line}");

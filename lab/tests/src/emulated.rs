@@ -1,6 +1,6 @@
 //! The emulated host that a test needs, as options of `ontime-lab run`.
 
-use ontime_lab::{Clock, Kernel};
+use ontime_lab::{Clients, Clock, Kernel};
 
 /// An emulated host.
 #[derive(Debug, Clone, Copy)]
@@ -9,8 +9,8 @@ pub(crate) struct Host {
     pub(crate) clock: Clock,
     /// CPUs; without a number `ontime-lab` decides by the clock.
     pub(crate) cpus: Option<u8>,
-    /// Whether the clients' side is inside, on a CPU of its own (`lab-client`).
-    pub(crate) client_cpu: bool,
+    /// The clients' side. Without one, time that the host only waits for passes at once.
+    pub(crate) clients: Clients,
     /// Whether the emulator logs what enters the CPUs.
     pub(crate) events: bool,
     /// Time of an instruction on the virtual clock, ns.
@@ -19,7 +19,7 @@ pub(crate) struct Host {
     pub(crate) host_module: bool,
     /// Whether guests can have outsourced sockets.
     pub(crate) guest_module: bool,
-    /// Shell command of the clients' side outside. It runs in the directory that is `/lab` inside.
+    /// Shell command of the clients' side, which is outside then. It runs in the directory that is `/lab` inside.
     pub(crate) client: Option<&'static str>,
     /// Word for the kernel's command line.
     pub(crate) append: Option<&'static str>,
@@ -36,7 +36,7 @@ pub(crate) const HOST: Host = Host {
     kernel: Kernel::Rt72,
     clock: Clock::Virtual,
     cpus: None,
-    client_cpu: false,
+    clients: Clients::None,
     events: false,
     instruction: 4,
     host_module: false,
@@ -73,7 +73,8 @@ impl Host {
         ];
         let given = named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten();
         let switches = [
-            ("--client-cpu", self.client_cpu),
+            ("--client-cpu", self.clients == Clients::OwnCpu),
+            ("--no-clients", self.clients == Clients::None && self.client.is_none()),
             ("--events", self.events),
             ("--host-module", self.host_module),
             ("--guest-module", self.guest_module),
@@ -100,14 +101,15 @@ mod tests {
 
     #[test]
     fn options_name_what_a_host_has_and_nothing_else() {
-        let plain = "--kernel 7.2-rt --clock virtual --instruction 4 --timeout 1800 --silence 600";
+        let plain = "--kernel 7.2-rt --clock virtual --instruction 4 --timeout 1800 --silence 600 --no-clients";
         assert_eq!(HOST.options().join(" "), plain);
         let other = Host { kernel: Kernel::Rt612, cpus: Some(2), host_module: true, client: Some("sh a.sh"), ..HOST };
         let options = other.options();
         for words in [&["--cpus", "2"][..], &["--client", "sh a.sh"], &["--kernel", "6.12-rt"], &["--host-module"]] {
             assert!(options.windows(words.len()).any(|found| found == words), "{words:?} in {options:?}");
         }
-        assert!(!options.iter().any(|option| option == "--guest-module"), "{options:?}");
+        let absent = ["--guest-module", "--no-clients", "--client-cpu"];
+        assert!(!options.iter().any(|option| absent.contains(&option.as_str())), "{options:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The list of all tests.
 
-use ontime_lab::Kernel;
+use ontime_lab::{Clients, Kernel};
 
 use crate::cases::{
     builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
@@ -18,7 +18,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test {
         name: "a_run_repeats_exactly",
         inside: Some(determinism::repeat),
-        host: Host { client_cpu: true, events: true, ..HOST },
+        host: Host { clients: Clients::OwnCpu, events: true, ..HOST },
         outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
@@ -165,7 +165,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "polls_are_short_on_an_old_kernel",
         inside: Some(napi_weight::napi_weight),
-        host: Host { kernel: Kernel::Rt612, host_module: true, ..HOST },
+        host: Host { kernel: Kernel::Rt612, host_module: true, clients: Clients::Outside, ..HOST },
         ..TEST
     },
     Test {
@@ -177,7 +177,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "cpus_take_turns_on_the_virtual_clock",
         inside: Some(cpus::cpus),
-        host: Host { cpus: Some(2), ..HOST },
+        host: Host { cpus: Some(2), clients: Clients::Outside, ..HOST },
         programs: &[("rounds", cpus::rounds)],
         outside: builds::cpus_take_turns_on_the_virtual_clock,
         ..TEST
@@ -185,7 +185,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
-        host: Host { client_cpu: true, ..HOST },
+        host: Host { clients: Clients::OwnCpu, ..HOST },
         ..TEST
     },
     Test {
@@ -210,7 +210,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "rt_queues_are_polled_on_an_old_kernel",
         inside: Some(host_poll::host_poll),
-        host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), ..HOST },
+        host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), clients: Clients::Outside, ..HOST },
         ..TEST
     },
 ];

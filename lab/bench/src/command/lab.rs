@@ -12,7 +12,7 @@ use ontime_lab::agent::Stream;
 use ontime_lab::events::{self, Turns};
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST, HOST};
-use ontime_lab::{Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
+use ontime_lab::{Clients, Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
 
 use super::product::Product;
 use crate::client_side::Order;
@@ -68,6 +68,10 @@ pub(crate) struct MachineArgs {
     /// there (virtual clock)
     #[arg(long)]
     client_cpu: bool,
+    /// No clients' side: nothing arrives at the NICs, and the virtual clock jumps to the next timer while all CPUs are
+    /// idle, which takes a fraction of the time
+    #[arg(long, conflicts_with = "client_cpu")]
+    no_clients: bool,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
     /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
@@ -110,7 +114,7 @@ pub(crate) struct Run {
     guest_module: bool,
     /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
     /// directory is /lab; it ends with the command
-    #[arg(long, value_name = "SHELL", conflicts_with = "client_cpu")]
+    #[arg(long, value_name = "SHELL", conflicts_with_all = ["client_cpu", "no_clients"])]
     client: Option<String>,
     /// A scenario (docs/design/lab.md), instead of a command
     #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
@@ -121,10 +125,11 @@ pub(crate) struct Run {
 }
 
 /// Options that a scenario's file decides on.
-const SET_BY_SCENARIO: [&str; 13] = [
+const SET_BY_SCENARIO: [&str; 14] = [
     "clock",
     "cpus",
     "client_cpu",
+    "no_clients",
     "instruction",
     "kernel",
     "memory",
@@ -244,7 +249,11 @@ impl Run {
 fn machine(host: &MachineArgs, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
-    machine.client_cpu = host.client_cpu;
+    machine.clients = match (host.client_cpu, host.no_clients) {
+        (true, _) => Clients::OwnCpu,
+        (_, true) => Clients::None,
+        _ => Clients::Outside,
+    };
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);

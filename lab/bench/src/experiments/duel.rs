@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn every_rival_has_the_same_machine_of_two_cpus_and_the_clients() {
         let machine = options(&[]).unwrap().emulated.machine();
-        assert_eq!((machine.cpus, machine.client_cpu, machine.isolated_cpus), (2, true, 0));
+        assert_eq!((machine.cpus, machine.has_client_cpu(), machine.isolated_cpus), (2, true, 0));
         assert_eq!(kernel_words(machine.cpus)[0], "nohz_full=1-2");
         assert!(isolate_cpu(1).contains("echo 1 > $mask") && isolate_cpu(3).contains("echo 7 > $mask"));
         for (words, said) in [

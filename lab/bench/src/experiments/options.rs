@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use ontime_cli::{CRITICAL, Exit, OK, WARNING, print_stderr, usage};
 use ontime_lab::images::Images;
-use ontime_lab::{Clock, Kernel, Machine, isolate};
+use ontime_lab::{Clients, Clock, Kernel, Machine, isolate};
 
 use super::find;
 use crate::baseline::{self, Comparison, Tolerance};
@@ -69,7 +69,9 @@ impl Emulated {
     pub(crate) fn machine(&self) -> Machine {
         let mut machine = host::machine(self.clock, self.kernel);
         machine.cpus = self.cpus.unwrap_or(machine.cpus);
-        machine.client_cpu = self.client_cpu;
+        if self.client_cpu {
+            machine.clients = Clients::OwnCpu;
+        }
         machine.silence_seconds = self.silence;
         machine
     }

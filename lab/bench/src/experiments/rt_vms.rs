@@ -282,7 +282,7 @@ mod tests {
                 "outsourcing-10 none",
             ]
         );
-        assert!(options.emulated.machine().client_cpu && options.outsources());
+        assert!(options.emulated.machine().has_client_cpu() && options.outsources());
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Host {
             ontime_lab::Clock::Real => Clock::Real,
         };
         let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
-        let client_cpu = site.machine.client_cpu;
+        let client_cpu = site.machine.has_client_cpu();
         Ok(Self { kind: HostKind::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
     }
 

@@ -9,12 +9,14 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use ontime_lab::Clock;
+use ontime_lab::{Clients, Clock};
 use rustix::process::{Pid, Signal};
 
 use crate::emulated::{HOST, Host};
 use crate::outside::Outside;
 
+/// Without clients the emulated host's `sleep` would end at once.
+const WAITS: Host = Host { clients: Clients::Outside, ..HOST };
 /// Real seconds in which a lab boots, on a machine that has other work.
 const BOOT: u64 = 600;
 /// Real seconds in which the kernel ends the processes of a lab.
@@ -22,7 +24,7 @@ const END: u64 = 120;
 
 pub(crate) fn status_and_files_come_back(test: &Outside) -> Result<()> {
     let command = "uname -v | grep -q PREEMPT_RT && echo kept > /lab/kept; exit 7";
-    test.run(&mut test.lab_run(&HOST, Some(test.dir()), &["sh", "-c", command]))?.expect(7)?;
+    test.run(&mut test.lab_run(&WAITS, Some(test.dir()), &["sh", "-c", command]))?.expect(7)?;
     let kept = fs::read_to_string(test.files()?.join("kept")).context("the file of the command")?;
     ensure!(kept == "kept\n", "the file has: {kept}");
     let console = fs::metadata(test.dir().join("console.log")).context("the console's log")?;
@@ -66,7 +68,7 @@ pub(crate) fn an_interrupted_lab_leaves_nothing(test: &Outside) -> Result<()> {
 
 pub(crate) fn a_panic_is_reported(test: &Outside) -> Result<()> {
     let command = ["sh", "-c", "echo c > /proc/sysrq-trigger"];
-    test.run(&mut test.lab_run(&HOST, Some(test.dir()), &command))?.expect(125)?;
+    test.run(&mut test.lab_run(&WAITS, Some(test.dir()), &command))?.expect(125)?;
     let console = fs::read(test.dir().join("console.log")).context("the console's log")?;
     ensure!(String::from_utf8_lossy(&console).contains("Kernel panic"), "the console's log has no panic");
     Ok(())
@@ -74,13 +76,13 @@ pub(crate) fn a_panic_is_reported(test: &Outside) -> Result<()> {
 
 pub(crate) fn a_timeout_is_reported(test: &Outside) -> Result<()> {
     let labs = test.directory("labs")?;
-    let host = Host { timeout: 3, ..HOST };
+    let host = Host { timeout: 3, ..WAITS };
     test.run(test.lab_run(&host, None, &["sleep", "600"]).env("TMPDIR", &labs))?.expect(124)?;
     nothing_is_left(&labs)
 }
 
 pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
-    let host = Host { clock: Clock::Real, cpus: Some(2), ..HOST };
+    let host = Host { clock: Clock::Real, cpus: Some(2), ..WAITS };
     let said = test.run(&mut test.lab_run(&host, Some(test.dir()), &["nproc"]))?.expect(0)?;
     ensure!(said.lines().any(|line| line == "2"), "nproc printed: {said}");
     Ok(())
@@ -88,13 +90,13 @@ pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
 
 /// Seen from outside, a stopped emulator looks like a host that hangs.
 pub(crate) fn a_hang_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, &Host { silence: 120, ..HOST }, Signal::STOP)?;
+    let said = lab_with(test, &Host { silence: 120, ..WAITS }, Signal::STOP)?;
     ensure!(said.contains("hangs: no sign of life for 120 s"), "it does not say that the host hangs: {said}");
     Ok(())
 }
 
 pub(crate) fn a_killed_emulator_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, &HOST, Signal::KILL)?;
+    let said = lab_with(test, &WAITS, Signal::KILL)?;
     ensure!(said.contains("the emulator ended (signal: 9"), "it does not say that the emulator was killed: {said}");
     Ok(())
 }
@@ -132,7 +134,7 @@ pub(crate) fn a_disk_that_fills_up_is_reported(test: &Outside) -> Result<()> {
 /// say so and leave nothing.
 fn on_a_disk_of(test: &Outside, size: &str, command: &str) -> Result<()> {
     let labs = test.directory("labs")?;
-    let lab = test.lab_run(&HOST, None, &["sh", "-c", command]);
+    let lab = test.lab_run(&WAITS, None, &["sh", "-c", command]);
     // The disk is gone with the mount namespace.
     let script = format!("mount -t tmpfs -o size={size} tmpfs $TMPDIR && \"$@\"; said=$?; ls $TMPDIR; exit $said");
     let mut there = Command::new("unshare");
@@ -164,7 +166,7 @@ pub(crate) fn an_interrupted_build_leaves_no_process(test: &Outside) -> Result<(
 /// `agent.sock` while it boots, `files/up` when its command runs.
 fn signalled(test: &Outside, labs: &Path, signal: Signal, made: &str) -> Result<i32> {
     let before = entries(labs)?;
-    let lab = test.start(test.lab_run(&HOST, None, &["sh", "-c", "touch up; sleep 600"]).env("TMPDIR", labs))?;
+    let lab = test.start(test.lab_run(&WAITS, None, &["sh", "-c", "touch up; sleep 600"]).env("TMPDIR", labs))?;
     let is_up = || Ok(entries(labs)?.iter().any(|dir| !before.contains(dir) && dir.join(made).exists()));
     test.until(BOOT, "the lab boots", is_up)?;
     thread::sleep(Duration::from_secs(3));
