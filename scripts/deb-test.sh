@@ -235,10 +235,9 @@ under_systemd() { # [STAGE...]
         dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
         cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
-    # The clients' side sends requests to the VM while there is a file `ask` in /lab.
-    local status=0 asks="timeout 30 '$lab-tests' program trace_names_the_inversions ask 10.1.0.2"
-    "$lab" run --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
-        --client "while sleep 1; do [ ! -e ask ] || $asks; done" \
+    cp "$lab-tests" "$files/ontime-lab-tests"
+    local status=0
+    "$lab" run --client-cpu --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
     if [ $status -ne 0 ]; then

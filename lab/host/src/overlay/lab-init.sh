@@ -42,6 +42,9 @@ if [ -n "$clients" ]; then
         ip link set "${nic%:*}" netns clients
         ip -n clients address add "${nic#*:}/24" dev "${nic%:*}"
         ip -n clients link set "${nic%:*}" up
+        # What the emulator makes of a TCP packet to be divided are IP fragments.
+        ip netns exec clients ethtool -K "${nic%:*}" tso off
+        ethtool -K "${nic%:*}0" tso off
     done
     for irq in $(sed -nE 's/^ *([0-9]+):.* (rt|bulk)(-.*)?$/\1/p' /proc/interrupts); do
         echo "$clients" > "/proc/irq/$irq/smp_affinity_list"
