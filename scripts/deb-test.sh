@@ -220,7 +220,7 @@ under_systemd() { # [STAGE...]
     with_version 0.0.1 "$files/older.deb"
     payload "$files/payload.deb"
     cp "$here/docs/use/tutorial.md" "$here/lab/tests/packages.sh" "$files/"
-    # What the image lacks. Of rt-tests one program is enough.
+    # What the image lacks. Of rt-tests two programs are enough.
     ask_mirror
     for_the_image apparmor
     for_the_image tuned
@@ -233,7 +233,7 @@ under_systemd() { # [STAGE...]
     fi
     (cd "$work/rt-tests" && own_apt apt-get download rt-tests) > "$work/log" 2>&1 &&
         dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
-        cp "$work/rt-tests/usr/bin/cyclictest" "$files/" ||
+        cp "$work/rt-tests/usr/bin/cyclictest" "$work/rt-tests/usr/bin/oslat" "$files/" ||
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
     cp "$lab-tests" "$files/ontime-lab-tests"
     local status=0

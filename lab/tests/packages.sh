@@ -1,7 +1,7 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), its files in another folder without its scripts (payload.deb), cyclictest, tutorial.md, Ansible's role
+# older.deb), its files in another folder without its scripts (payload.deb), cyclictest, oslat, tutorial.md, Ansible's role
 # (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm and the packages
 # of rpm (rpm).
 set -eu
@@ -164,8 +164,14 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
 knobs() { snapshot | grep -v -E '^(CPU|vhost-|qemu-system|kvm-pit)|/t-|^t-'; }
 pid_of() { cat "/run/libvirt/qemu/$1.pid"; } # VM
 vcpu_of() { thread "$(pid_of "$1")" 'CPU 0/KVM'; } # VM
-has_places() { # VM: as the tutorial says
-    placed "$(vcpu_of "$1")" "SCHED_FIFO 47" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
+reserved() { # of the VM with reserved CPU time: thread, budget and period
+    ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
+        grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
+}
+has_places() { # VM: as the tutorial says; but where another VM has reserved CPU time, its vCPU comes after that one's
+    place=47
+    [ -z "$(reserved)" ] || place=46
+    placed "$(vcpu_of "$1")" "SCHED_FIFO $place" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
         placed "$(pid_of "$1")" "SCHED_FIFO 3"
 }
 label() { tr -d '\0' < "/proc/$1/attr/current"; } # PID: AppArmor's
@@ -220,7 +226,7 @@ boot() {
     expect "the first process" systemd "$(cat /proc/1/comm)"
     echo "the system is $(timeout 600 systemctl is-system-running --wait || true)"
     systemctl --no-pager --failed --plain --no-legend
-    install -m 755 /lab/cyclictest /usr/local/bin/cyclictest
+    install -m 755 /lab/cyclictest /lab/oslat /usr/local/bin/
     # The lab's images leave out documentation.
     rm -f /etc/dpkg/dpkg.cfg.d/99mmdebstrap
     # /run/measures COMMAND...: runs COMMAND in a control group whose real-time threads need no cap.
@@ -310,10 +316,6 @@ verify() {
     grep -q '^request  *plc-1  *[1-9]' $said || wrong "no request to the VM was measured"
 }
 
-reserved() { # of the VM with reserved CPU time: thread, budget and period
-    ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
-        grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
-}
 is_reserved() { case $(reserved) in *'period_us:20000'*) ;; *) false ;; esac; }
 still_reserved() { [ "$(reserved)" = "$(cat /run/reserved)" ]; }
 
@@ -346,7 +348,7 @@ upgrade() {
     expect "ontimed" active "$(systemctl is-active ontimed)"
     [ "$(systemctl show -p MainPID --value ontimed)" != "$daemon" ] || fail "the former daemon still runs"
     [ "$(grep -c . /run/places)" -gt 5 ] || fail "the VM was looked at only $(grep -c . /run/places) times"
-    expect "places of the VM's vCPU during the upgrade" "SCHED_FIFO 47 " "$(grep . /run/places | sort -u)"
+    expect "places of the VM's vCPU during the upgrade" "SCHED_FIFO 46 " "$(grep . /run/places | sort -u)"
     within 40 still_reserved
     has_places plc-1 || fail "the VM lost its places"
     no_later "the upgrade" /run/quiet /run/upgraded 1000
