@@ -145,7 +145,8 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
         irq/* | irq_work/* | napi/* | ksoftirqd/* | ktimers/* | rcuc/* | backlog_napi/* | vhost-* | CPU* | kvm-pit* | qemu-system*) ;;
         *) continue ;;
         esac
-        echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed 's/pid [0-9]*//' | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
+        # A thread's time slice is the kernel's of the day when its policy was set.
+        echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed "s/pid [0-9]*//; /runtime parameter/d" | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
     done | sort
     for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
         /proc/sys/net/core/dev_weight /proc/irq/default_smp_affinity \
@@ -168,10 +169,11 @@ reserved() { # of the VM with reserved CPU time: thread, budget and period
     ontime top --once --json --interval 0.1 | tr '{' '\n' | grep '"vm":"res-1"' |
         grep -o '"\(tid\|budget_us\|period_us\)":[0-9.]*' | sort | xargs
 }
-has_places() { # VM: as the tutorial says; but where another VM has reserved CPU time, its vCPU comes after that one's
-    place=47
-    [ -z "$(reserved)" ] || place=46
-    placed "$(vcpu_of "$1")" "SCHED_FIFO $place" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
+vcpu_place() { # as the tutorial says; but where another VM has reserved CPU time, vCPUs come after that one's
+    if [ -z "$(reserved)" ]; then echo SCHED_FIFO 47; else echo SCHED_FIFO 46; fi
+}
+has_places() { # VM
+    placed "$(vcpu_of "$1")" "$(vcpu_place)" && placed "$(thread "$(pid_of "$1")" 'vhost-*')" "SCHED_FIFO 48" &&
         placed "$(pid_of "$1")" "SCHED_FIFO 3"
 }
 label() { tr -d '\0' < "/proc/$1/attr/current"; } # PID: AppArmor's
@@ -306,6 +308,7 @@ verify() {
     tries "0 1" ontime verify --duration 5 --json /lab/verify.json --html /lab/verify.html
     shows 'ontime verify'
     cat $said
+    grep -q '^kernel .* (PREEMPT_RT), ' $said || wrong "verify does not know the kernel"
     grep -q '"schema_version"' /lab/verify.json && grep -q '</html>' /lab/verify.html || wrong "verify wrote no result"
     # Requests from the clients' side, which come in by the NIC. 3: some events were lost.
     while :; do lab-client timeout 30 /lab/ontime-lab-tests program trace_names_the_inversions ask 10.1.0.2; done &
@@ -405,7 +408,7 @@ example() {
     tries 0 virt-xml-validate /run/plc-2.xml domain
     tries 0 virsh define /run/plc-2.xml
     tries 0 virsh start plc-2
-    within 40 placed "$(vcpu_of plc-2)" "SCHED_FIFO 47"
+    within 40 placed "$(vcpu_of plc-2)" "$(vcpu_place)"
     virsh -q destroy plc-2
     virsh -q undefine plc-2
     rm /var/lib/libvirt/images/plc-2.qcow2

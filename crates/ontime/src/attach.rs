@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use ontime_sockets::abi::{ONTIME_VIRTIO_ID, ONTIME_VQS_CHANNEL, ONTIME_VQS_MAIN, ontime_config};
 use ontime_sockets::config;
+use serde_json::Value;
 
 use crate::device::vm_name;
 use crate::exit;
@@ -111,11 +112,20 @@ fn qemu(devices: &[[String; 3]], memory: u32) -> String {
     lines.join(" \\\n") + "\n"
 }
 
+/// A device's value in JSON. libvirt describes its own devices so. QEMU makes all devices in the other form first, and
+/// one without an address would take the slot that libvirt has given to one of its own.
+fn json(device: &str) -> String {
+    let words = device.split(',').map(|word| word.split_once('=').unwrap_or(("driver", word)));
+    let typed = |value: &str| value.parse::<u32>().map_or_else(|_| value.into(), Value::from);
+    Value::Object(words.map(|(name, value)| (name.to_owned(), typed(value))).collect()).to_string()
+}
+
 fn libvirt(devices: &[[String; 3]]) -> String {
     let mut text = "<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'> -->\n\
                     <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n<qemu:commandline>\n"
         .to_owned();
     for (option, value) in options(devices) {
+        let value = if option == "-device" { json(value) } else { value.clone() };
         let value = value.replace('&', "&amp;").replace('\'', "&apos;").replace('<', "&lt;");
         text += &format!("  <qemu:arg value='{option}'/>\n  <qemu:arg value='{value}'/>\n");
     }
@@ -136,12 +146,18 @@ mod tests {
         let xml =
             format!("<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>{}</domain>", libvirt(&devices));
         let document = roxmltree::Document::parse(&xml).unwrap();
-        assert_eq!(
-            document
-                .descendants()
-                .filter(|node| node.has_tag_name(("http://libvirt.org/schemas/domain/qemu/1.0", "arg")))
-                .count(),
-            12
-        );
+        let namespace = "http://libvirt.org/schemas/domain/qemu/1.0";
+        let arguments: Vec<&str> = document
+            .descendants()
+            .filter(|node| node.has_tag_name((namespace, "arg")))
+            .filter_map(|node| node.attribute("value"))
+            .collect();
+        assert_eq!(arguments.len(), 12);
+        let made: Value = serde_json::from_str(arguments[11]).unwrap();
+        let wanted = serde_json::json!({
+            "driver": "vhost-user-test-device-pci", "id": "ontime-dev1", "bus": "ontime-port1", "chardev": "ontime1",
+            "virtio-id": 38, "num_vqs": 2, "vq_size": 256, "config_size": 64,
+        });
+        assert_eq!(made, wanted);
     }
 }

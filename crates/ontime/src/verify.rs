@@ -91,7 +91,8 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     if args.guest.is_some() && args.test.iter().all(|test| test.program().is_none()) {
         exit::usage!("--test leaves out all that --guest measures; name cyclictest, timerlat or oslat there");
     }
-    let cpus = Inventory::scan(&paths.roots()).cpus;
+    let inventory = Inventory::scan(&paths.roots());
+    let cpus = &inventory.cpus;
     let plan = VerifyPlan {
         args,
         cpus: chosen(args.cpus.as_ref(), "--cpus", &cpus.online, &cpus.online)?,
@@ -110,7 +111,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
     }
-    let measured = Bench { plan: &plan, paths, stop: &stop, versions: BTreeMap::new() }.measure(&cpus.isolated)?;
+    let measured = Bench { plan: &plan, paths, stop: &stop, versions: BTreeMap::new() }.measure(&inventory)?;
     let document = Document::new(measured, &sets, &args.limits);
     files.write(&document)?;
     Ok(ExitCode::from(document.verdict.status()))
@@ -239,7 +240,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(mut self, isolated: &CpuSet) -> anyhow::Result<Measured> {
+    fn measure(mut self, inventory: &Inventory) -> anyhow::Result<Measured> {
         let (args, plan) = (self.plan.args, self.plan);
         let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut load = args.load.as_deref().map(Load::start).transpose().doing("starting the load (--load)")?;
@@ -268,7 +269,7 @@ impl Bench<'_> {
         }
         self.go_on(&mut load)?;
         drop(load);
-        let host = self.host(isolated);
+        let host = self.host(inventory);
         let (duration_s, load) = (args.duration, args.load.clone());
         Ok(Measured { started_unix_s, duration_s, load, host, measurements, slow })
     }
@@ -417,7 +418,7 @@ impl Bench<'_> {
         Ok((running, format!("ontime {}", arguments.join(" "))))
     }
 
-    fn host(self, isolated: &CpuSet) -> HostFacts {
+    fn host(self, inventory: &Inventory) -> HostFacts {
         let name = rustix::system::uname();
         let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
         let mut versions = self.versions;
@@ -428,9 +429,9 @@ impl Bench<'_> {
             name: name.nodename().to_string_lossy().into_owned(),
             kernel: name.release().to_string_lossy().into_owned(),
             command_line: read("/proc/cmdline"),
-            preempt_rt: read("/sys/kernel/realtime") == "1",
+            preempt_rt: inventory.kernel.realtime,
             cpus: self.plan.online.to_string(),
-            isolated: isolated.to_string(),
+            isolated: inventory.cpus.isolated.to_string(),
             versions,
             status: status.ok(),
             status_missing,
