@@ -395,13 +395,24 @@ void ontime_more_done(struct ontime_rpc *rpc)
 }
 
 /*
- * Waits until the device has sent what was posted: for a moment before a call that goes another way;
- * before the socket's end (@end), which ends calls that wait in the device, as long as a peer that
- * takes nothing keeps a closed connection. False: something is left.
+ * How long to wait for posted sends, jiffies: for a moment before a call that goes another way, and in
+ * a process that was killed; before the socket's end (@end), which ends calls that wait in the device,
+ * as long as a peer that takes nothing keeps a closed connection. A process that ends has its sockets
+ * closed one after the other and cannot be killed meanwhile: shorter.
  */
+static unsigned long settle_limit(bool end)
+{
+	bool exits = current->flags & PF_EXITING;
+
+	if (!end || fatal_signal_pending(current) || (exits && current->exit_code & 0x7f))
+		return max(HZ / 50, 2);
+	return exits ? HZ : 60 * HZ;
+}
+
+/* Waits until the device has sent what was posted (settle_limit()). False: something is left. */
 bool ontime_more_settle(struct sock *sk, bool end)
 {
-	unsigned long limit = jiffies + (end ? 60 * HZ : max(HZ / 50, 2));
+	unsigned long since = jiffies;
 	struct ontime_sock *os = ontime_sk(sk);
 	struct ontime_chan *chan;
 
@@ -413,10 +424,9 @@ bool ontime_more_settle(struct sock *sk, bool end)
 	for (;;) {
 		ontime_rpc_kick(chan);
 		ontime_reap(chan);
-		if (!atomic_read(&os->more) || READ_ONCE(os->dead) || !READ_ONCE(chan->up) || time_after(jiffies, limit))
+		if (!atomic_read(&os->more) || READ_ONCE(os->dead) || !READ_ONCE(chan->up) ||
+		    jiffies - since > settle_limit(end))
 			break;
-		if (fatal_signal_pending(current))
-			limit = min(limit, jiffies + HZ);
 		usleep_range(50, 200);
 	}
 	ontime_chan_put(chan);

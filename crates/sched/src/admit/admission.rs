@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ontime_tenants::{Class, ClassSource, CpuSet, Tenant, ThreadId, ThreadRole};
+use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadRole};
 
 use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
@@ -63,7 +63,8 @@ fn admit_by<'a>(
         before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
     let (reserve, pacing) = (config.reserve, config.backend.pacing());
     let mut reservations = Reservations { cpus, reserve, pacing, ..Reservations::default() };
-    let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk;
+    // A container has no vCPUs, and a pod's user chooses its name.
+    let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk && tenant.kind != Kind::Container;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     for tenant in tenants.iter().filter(is_rt) {
         *names.entry(&tenant.name).or_default() += 1;

@@ -58,6 +58,15 @@ fn admitted_vcpus(reservations: &Reservations) -> Vec<(&str, u32)> {
 }
 
 #[test]
+fn a_container_of_a_vms_name_does_not_take_its_reservation() {
+    let pod = Tenant { kind: Kind::Container, threads: Vec::new(), ..vm("web", 1, 0, "0-3") };
+    let (config, tenants) = (config(&[("web", 3_000)]), [pod, vm("web", 2, 1, "0-3")]);
+    let reservations = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
+    assert_eq!(admitted_vcpus(&reservations), [("web", 0)]);
+    assert!(reservations.refused.is_empty(), "{:?}", reservations.refused);
+}
+
+#[test]
 fn a_vm_that_does_not_fit_is_named_and_the_others_stay() {
     let config = config(&[("a", 3_000), ("b", 4_000), ("c", 3_000), ("d", 2_000)]);
     let tenants = [vm("c", 30, 1, "0"), vm("a", 10, 1, "0"), vm("b", 20, 1, "0"), vm("d", 40, 1, "0")];
