@@ -1,8 +1,8 @@
 #!/bin/sh
 # kubelet-cluster.sh PROGRAMS REPOSITORY: the clients' side of kubelet-node.sh, in /lab's directory. It runs etcd and
 # Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies (with kubelet-driver), then a pod
-# with a VM (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed` has the
-# step, and `described` what kubectl knows.
+# with a VM (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed`
+# has the step, and `described` what kubectl knows.
 set -eu
 programs=$1 repository=$2
 exec > cluster.log 2>&1

@@ -52,7 +52,8 @@ echo "reserve = 0.05" > /etc/ontime/sched.toml
 [ -e /etc/hosts ] || echo "127.0.0.1 localhost" > /etc/hosts
 cat > /run/node/net.d/pods.conflist << 'FILE'
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
+  {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
+   "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}]}
 FILE
 cat > /run/node/containerd.toml << 'FILE'
 version = 2

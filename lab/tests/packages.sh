@@ -1,9 +1,9 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), its files in another folder without its scripts (payload.deb), cyclictest, oslat, tutorial.md, Ansible's role
-# (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm and the packages
-# of rpm (rpm).
+# older.deb), its files in another folder without its scripts (payload.deb), cyclictest, oslat, tutorial.md, Ansible's
+# role (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm and the
+# packages of rpm (rpm).
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 LAB_VM_SECONDS=300
 said=/run/said now=boot ran= failed=
@@ -146,7 +146,8 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
         *) continue ;;
         esac
         # A thread's time slice is the kernel's of the day when its policy was set.
-        echo "$name $(chrt -p "${task##*/}" 2> /dev/null | sed "s/pid [0-9]*//; /runtime parameter/d" | tr '\n' ' ')$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
+        policy=$(chrt -p "${task##*/}" 2> /dev/null | sed "s/pid [0-9]*//; /runtime parameter/d" | tr '\n' ' ')
+        echo "$name $policy$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
     done | sort
     for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
         /proc/sys/net/core/dev_weight /proc/irq/default_smp_affinity \
