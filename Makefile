@@ -20,9 +20,9 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 	dist-lab install-lab deb-build-test test-images
 
 ## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
-demo: release
+demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --cpus 2 --client-cpu --load tcp,small-packets,none --requests $(REQUESTS) \
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) \
 		--json $(REPORT)/rt-server.json --csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(abspath $(REPORT))/index.html"
 

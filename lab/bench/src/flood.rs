@@ -210,7 +210,9 @@ impl Flow {
     fn end(self, host: Option<&mut Host>) {
         match self {
             Flow::Inside(pid) => {
-                let told = host.map(|host| host.ask(&format!("kill -INT -{pid} 2> /dev/null; sleep 0.2; true")));
+                // SIGINT makes iperf3 end the test with its server. A shell has its background commands ignore it.
+                let end = format!("kill -INT -{pid} 2> /dev/null; sleep 0.2; kill -KILL -{pid} 2> /dev/null; true");
+                let told = host.map(|host| host.ask(&end));
                 // If the host has ended, the next operation on it reports that.
                 drop(told);
             }
