@@ -37,8 +37,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(HOSTS_MAX)))]
     hosts: u32,
-    /// Place the tenants in the order of the file, each on the emptiest host that has room, as Kubernetes' scheduler
-    /// places pods; default: the largest first, each on the fullest.
+    /// Place the tenants in the order of the file, each on the emptiest host that has room; default: the largest first,
+    /// each on the fullest. Kubernetes' scheduler may choose another host: `host` in the file says which.
     #[arg(long)]
     in_order: bool,
     /// Simulate the planner for this duration.
