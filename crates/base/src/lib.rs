@@ -2,6 +2,7 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `bucket` | limits on the rate of requests |
 //! | `clock` | the kernel's clocks, and the CPU time of a process |
 //! | `config` | strict TOML files, and errors that name place and remedy |
 //! | `cpus` | sets of CPUs, in the kernel's formats |
@@ -12,6 +13,7 @@
 //! | `remedy` | remedies for errors of the operating system |
 //! | `repeats`, `text` | log lines that repeat; helpers for the text of messages |
 
+pub mod bucket;
 pub mod clock;
 pub mod config;
 pub mod cpus;
@@ -26,6 +28,7 @@ pub mod text;
 pub mod thread;
 pub mod wait_limit;
 
+pub use bucket::Bucket;
 pub use clock::ProcessClock;
 pub use config::ConfigError;
 pub use cpus::CpuSet;

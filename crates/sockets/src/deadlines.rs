@@ -27,6 +27,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ontime_base::Bucket;
 use ontime_sched::ledger::{Budget, Ledger, NOTHING};
 use ontime_tenants::Repeats;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
@@ -37,7 +38,6 @@ use crate::abi::{
     ONTIME_CTL_INC_DEC_BW, ONTIME_VCPUS_MAX, ontime_bw,
 };
 use crate::accepting::connections;
-use crate::bucket::Bucket;
 
 /// Timeout for the daemon's answer: longer than a daemon pass over a busy host, shorter than the guest's own timeout.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -430,8 +430,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bucket::{BURST, REFILL};
     use crate::log_lines::count_lines;
+    use ontime_base::bucket::{BURST, REFILL};
 
     const MS: u64 = 1_000_000;
 

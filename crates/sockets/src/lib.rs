@@ -16,7 +16,7 @@
 //! | `notify` | vCPU wake-ups and interrupts |
 //! | `guard` | sends lost vCPU wake-ups again |
 //! | `closing`, `free` | connections that the guest has closed and that still have data to send |
-//! | `held`, `bucket` | protection of the host: static keys that stay on; rate limits |
+//! | `held` | protection of the host: static keys that stay on |
 //! | `channel`, `channel_calls`, `wait` | a channel's real-time thread; what it does; how it waits for events |
 //! | `vring`, `busy_counter` | a queue whose doorbell is not read; whether a thread is processing an event |
 //! | `worker`, `control_queue` | calls that may block; calls about the VM |
@@ -31,7 +31,6 @@
 pub mod abi;
 mod accepting;
 mod atomic;
-mod bucket;
 mod busy_counter;
 mod call;
 mod call_queue;

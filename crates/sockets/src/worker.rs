@@ -1,18 +1,20 @@
 //! The worker: executes all calls that can block. It owns the sockets of channel 0 and opens and closes the sockets of
-//! all channels. It runs on main's queues at normal priority.
+//! all channels. It runs on main's queues at normal priority. It does not sleep: a call whose rate is limited waits for
+//! a timer, and other calls of the guest run meanwhile.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use ontime_base::bucket::{Bucket, REFILL};
 use ontime_tenants::Repeats;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use vm_memory::GuestMemoryAtomic;
 
 use crate::abi::*;
-use crate::bucket::Bucket;
-use crate::call::{Call, Reply};
+use crate::call::{Call, List, Reply};
 use crate::closing;
 use crate::counters::count;
 use crate::engine::{BELL_EVENT, Engine, Outcome};
@@ -63,12 +65,21 @@ pub(crate) struct Worker {
     backlogs: Vec<(u32, u32)>,
     /// Rate limit for options that take the host-wide `rtnl` lock: changes of multicast groups and of the family.
     groups: Bucket,
+    /// Calls that wait for a token of `groups`, how many there are, and the timer that rings when there is one.
+    limited: List,
+    limited_count: usize,
+    timer: Option<OwnedFd>,
     refused: u64,
     said: Option<Instant>,
     /// For other log lines that the guest causes.
     repeats: Repeats,
 }
 
+/// Event number of the timer of limited calls.
+const TIMER_EVENT: u16 = BELL_EVENT + 1;
+/// The most calls that wait for a token. The others' answer is ENOBUFS, as where the kernel's own limits on groups are
+/// reached, so that they do not fill the queue.
+const LIMITED_MAX: usize = QUEUE_MAX / 4;
 /// Refusals are logged at most this often.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -86,6 +97,9 @@ impl Worker {
             value: vec![0; ONTIME_OPTION_MAX as usize],
             backlogs: Vec::new(),
             groups: Bucket::default(),
+            limited: List::default(),
+            limited_count: 0,
+            timer: None,
             refused: 0,
             said: None,
             repeats: Repeats::default(),
@@ -95,10 +109,15 @@ impl Worker {
     /// Uses this epoll from now on.
     ///
     /// # Errors
-    /// The errno of epoll_ctl(2).
+    /// The errno of epoll_ctl(2) or timerfd_create(2).
     pub(crate) fn attach(&mut self, epoll: RawFd) -> Result<(), Errno> {
         self.engine.sockets.wait = Wait::by(epoll);
         self.epoll = epoll;
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags);
+        let timer = timer.map_err(|error| Errno(error.raw_os_error()))?;
+        host::watch(epoll, timer.as_raw_fd(), u64::from(TIMER_EVENT), libc::EPOLLIN as u32)?;
+        self.timer = Some(timer);
         host::watch(epoll, self.shared().mail.bell(0), u64::from(BELL_EVENT), libc::EPOLLIN as u32)
     }
 
@@ -117,20 +136,67 @@ impl Worker {
         self.mail(memory, calls);
         self.engine.catch_up(memory, calls);
         self.engine.event(memory, vrings, event, ready);
+        if event == TIMER_EVENT {
+            self.run_limited(memory, calls);
+        }
         if let Some(vring) = vrings.get(usize::from(event)) {
             vring.wait_by_edge(self.epoll, event);
         }
         let mut left = QUEUE_MAX;
         while let Some(mut call) = self.engine.queue.next(memory, calls, &mut left) {
             match self.engine.queue.parse(&mut call) {
+                Ok(request) if options::is_limited(request) => self.limit(memory, calls, call, request),
                 Ok(request) => self.run(memory, calls, call, request),
                 Err(error) => self.engine.queue.malformed(memory, calls, call, error),
             }
-            // The call may have slept for a token. Status requests must still be answered in time.
-            self.mail(memory, calls);
         }
         self.engine.finish(memory, vrings);
         self.say_refusals();
+    }
+
+    /// Runs a call whose rate is limited, or has it wait for its turn.
+    fn limit(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, request: Request) {
+        if self.limited.is_empty() && self.groups.take() {
+            return self.run(memory, calls, call, request);
+        }
+        let index = place(call.words.sock);
+        let refused = match self.limited_count {
+            LIMITED_MAX.. => Some(call),
+            _ => self.engine.queue.pool.wait(&mut self.limited, index, call),
+        };
+        if let Some(call) = refused {
+            return self.engine.complete(memory, calls, call, &Errno(libc::ENOBUFS).into(), None);
+        }
+        self.limited_count += 1;
+        if self.limited_count == 1 {
+            self.set_timer();
+        }
+    }
+
+    /// Runs the calls for which there are tokens.
+    fn run_limited(&mut self, memory: &Memory, calls: &Vring) {
+        if let Some(timer) = &self.timer {
+            // It has rung, or was set anew by a call since: then the next ring follows.
+            let _ = rustix::io::read(timer, &mut [0; 8]);
+        }
+        while !self.limited.is_empty() && self.groups.take() {
+            let Some(call) = self.engine.queue.pool.first(&mut self.limited) else { break };
+            self.limited_count -= 1;
+            let request = call.request;
+            self.run(memory, calls, call, request);
+        }
+        if !self.limited.is_empty() {
+            self.set_timer();
+        }
+    }
+
+    /// Has the timer ring when there is the next token.
+    fn set_timer(&self) {
+        let Some(timer) = &self.timer else { return };
+        let at = Timespec { tv_sec: 0, tv_nsec: REFILL.as_nanos() as i64 };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+        // It cannot fail for a timer and a valid time.
+        let _ = rustix::time::timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
     }
 
     /// Logs refused calls, those of the channels included: this thread has no deadline.
@@ -154,6 +220,7 @@ impl Worker {
     /// The guest's driver was reset: closes all its sockets.
     fn reset(&mut self) {
         self.engine.forget();
+        (self.limited, self.limited_count) = (List::default(), 0);
         for ticket in self.tickets.iter_mut().flatten() {
             if let Some(call) = ticket.call.take() {
                 self.engine.queue.pool.put(call);
@@ -570,7 +637,7 @@ impl Worker {
                 }
             }
             Access::Stamps => options::limit_stamps(value)?,
-            Access::Both | Access::Share => {}
+            Access::Both | Access::Share | Access::Rtnl => {}
             Access::Backlog => {
                 if let Some(wanted) = value.first_chunk_mut::<4>() {
                     *wanted = i32::from_ne_bytes(*wanted).min(shared.vm.policy.limits.backlog).to_ne_bytes();
@@ -582,7 +649,6 @@ impl Worker {
                     return Err(Errno(libc::ENOPROTOOPT));
                 }
             }
-            Access::Rtnl => self.groups.wait(),
             Access::LocalPorts => {
                 // The kernel refuses a shorter value; 0 is any port.
                 let range = value.first_chunk::<4>().map_or(0, |range| u32::from_ne_bytes(*range));
@@ -601,8 +667,6 @@ impl Worker {
                         shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
                     }
                 }
-                // Joining and leaving a group takes the host-wide `rtnl` lock and updates the NICs' receive filters.
-                self.groups.wait();
                 // Closing a socket that is a member of a group waits for `rtnl`.
                 shared.table.set_more(socket.index);
             }
@@ -620,11 +684,8 @@ impl Worker {
         name: i32,
     ) -> Result<Reply, Errno> {
         let access = self.access(level, name)?;
-        match access {
-            Access::Group(_) => return Err(Errno(libc::ENOPROTOOPT)),
-            // Reading a source filter takes `rtnl`, too (`getsockopt_needs_rtnl`).
-            Access::Filter(_) => self.groups.wait(),
-            _ => {}
+        if matches!(access, Access::Group(_)) {
+            return Err(Errno(libc::ENOPROTOOPT));
         }
         let room = call.parts.room.min(self.value.len());
         let value = self.value.get_mut(..room).ok_or(Errno(libc::EINVAL))?;

@@ -44,7 +44,7 @@ pub enum ClassSource {
     Reservation {
         /// The name in the URL of the request.
         name: String,
-        /// How many vCPUs it is for.
+        /// How many vCPUs it is for; 0 where it is a class without reserved CPU time.
         vcpus: u32,
     },
     /// No rule applies: bulk.

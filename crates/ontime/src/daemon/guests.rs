@@ -291,6 +291,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::sync::Arc;
 
+    use ontime_base::bucket::{BURST, REFILL};
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
     use ontime_sockets::deadlines::{DeadlinePage, Deadlines};
     use tracing_subscriber::layer::SubscriberExt;
@@ -513,6 +514,22 @@ mod tests {
         assert_eq!(connect(&path, SocketFlags::NONBLOCK).unwrap_err().kind(), ErrorKind::WouldBlock);
         let mut byte = [0];
         assert_eq!((&first).read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+
+    /// Each request makes the daemon test an admission.
+    #[test]
+    fn a_device_process_asks_no_faster_than_its_guest_may() {
+        let (mut guests, mut device) = guests();
+        let (more, start) = (12, std::time::Instant::now());
+        let lines = BURST + more;
+        for seq in 0..lines {
+            writeln!(device, "{{\"seq\":{seq},\"vcpus\":[]}}").unwrap();
+        }
+        let mut asked = 0;
+        while asked < lines {
+            asked += next(&mut guests).len() as u32;
+        }
+        assert!(start.elapsed() >= REFILL * (more - 2), "{more} beyond the burst took {:?}", start.elapsed());
     }
 
     #[test]

@@ -194,7 +194,8 @@ fn grant(name: &str, request: &api::ReserveRequest) -> Option<Grant> {
     // The cap holds the threads of containers, and of VMs that do not have what is reserved for them.
     let cap = ppm(request).and_then(|ppm| RuntimeCap::try_from(ppm as f64 / 1e6).ok());
     let level = Level::try_from(request.level).ok()?;
-    Some(Grant { reservation: name.to_owned(), to, level, runtime_cap: cap, vcpus: count(request) })
+    let vcpus = cap.map_or(0, |_| count(request));
+    Some(Grant { reservation: name.to_owned(), to, level, runtime_cap: cap, vcpus })
 }
 
 /// A reservation and its owner.

@@ -11,7 +11,7 @@ use ontime_tenants::{
     Class, ClassSource, Policy, PriorityTable, Role, RuntimeCap, Tenant, TenantThread, ThreadId, ThreadRole, ownership,
 };
 
-use super::cap::{Followed, Rank, Share, Watch};
+use super::cap::{Followed, Rank, Share, SharedCap, Watch};
 use super::census::{RealTime, priority};
 use super::view::Owned;
 
@@ -51,7 +51,8 @@ impl Watches {
                         ThreadRole::Emulator | ThreadRole::Iothread => Rank::Monitor,
                         ThreadRole::Vcpu(_) | ThreadRole::Container => Rank::Guest,
                     };
-                    watches.add(Watch { id: thread.id, place, share, cpus, rank, ahead }, owned);
+                    let shared = shared(tenant, thread);
+                    watches.add(Watch { id: thread.id, place, share, cpus, rank, ahead, shared }, owned);
                 }
             }
             if !followed.vcpus.is_empty() {
@@ -80,7 +81,8 @@ impl Watches {
                     true => Rank::Poller,
                     false => Rank::Backend,
                 };
-                watches.add(Watch { id: *thread, place: *place, share: kernel, cpus, rank, ahead: None }, owned);
+                let (id, place, share) = (*thread, *place, kernel);
+                watches.add(Watch { id, place, share, cpus, rank, ahead: None, shared: None }, owned);
             }
         }
         watches
@@ -93,7 +95,7 @@ impl Watches {
         for thread in found.iter().filter(|thread| thread.is_device() && priority(thread.policy).is_some()) {
             let cpus = thread.id.affinity().map(|cpus| cpus.iter().collect()).unwrap_or_default();
             let (id, place, rank) = (thread.id, thread.policy, Rank::Backend);
-            self.add(Watch { id, place, share, cpus, rank, ahead: None }, owned.clone());
+            self.add(Watch { id, place, share, cpus, rank, ahead: None, shared: None }, owned.clone());
         }
         for watch in before.list.iter().filter(|watch| before.of.get(&watch.id) == Some(&owned)) {
             if watch.id.policy().is_ok_and(|policy| policy == Policy::Idle) {
@@ -156,6 +158,14 @@ fn share(tenant: &Tenant, thread: &TenantThread) -> Share {
         _ => one,
     };
     Share::new(own.max(RuntimeCap::LEAST)).unwrap_or(Share::NINETY_FIVE)
+}
+
+/// What was reserved for the tenant, which its programs' threads share: the threads of a container, or of a pod's
+/// containers, and vCPUs that do not have the reserved time. Threads of a VMM are not vCPUs, for which it was reserved.
+fn shared(tenant: &Tenant, thread: &TenantThread) -> Option<SharedCap> {
+    let ClassSource::Reservation { name, vcpus: vcpus @ 1.. } = &tenant.class_source else { return None };
+    matches!(thread.role, ThreadRole::Container | ThreadRole::Vcpu(_)).then_some(())?;
+    Some(SharedCap { reservation: name.clone(), share: Share::new(tenant.runtime_cap)?.times(*vcpus) })
 }
 
 /// A tenant with more threads at real-time priority than can be capped.
@@ -379,7 +389,14 @@ mod tests {
             let shares: Vec<Share> = all.iter().map(|watch| watch.share).collect();
             let [own, devices] = [cap, of_devices].map(|share| Share::new(share).unwrap());
             assert_eq!(shares, [own, own, own, devices, devices, devices, devices, devices], "{cap} x {vcpus}");
+            let together = SharedCap { reservation: "r".to_owned(), share: own.times(vcpus) };
+            let shared: Vec<bool> = all.iter().map(|watch| watch.shared.as_ref() == Some(&together)).collect();
+            assert_eq!(shared, [true, true, true, false, false, false, false, false]);
         }
+        // A reservation of a class alone has no CPU time that threads could share.
+        vm.class_source = ClassSource::Reservation { name: "r".to_owned(), vcpus: 0 };
+        let all = Watches::of(&Plan::default(), &[vm], &Intent::default(), Share::NINETY_FIVE).list;
+        assert!(all.iter().all(|watch| watch.shared.is_none()));
     }
 
     #[test]

@@ -146,6 +146,32 @@ fn groups_are_joined_no_faster_than_they_may() {
     }
 }
 
+/// One user of the guest that joins groups without end keeps no other one waiting, nor takes the whole queue.
+#[test]
+fn calls_that_wait_for_their_turn_delay_no_others() {
+    let group = [239, 1, 2, 3, 127, 0, 0, 1];
+    let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
+    for boot in 0..2 {
+        vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+        let join = |turn: usize| {
+            let option = [libc::IP_ADD_MEMBERSHIP, libc::IP_DROP_MEMBERSHIP][turn % 2];
+            Call::new(ONTIME_OP_SETOPT, 1).arg([libc::IPPROTO_IP, option]).data(&group)
+        };
+        let joins: Vec<u64> = (0..96).map(|turn| vm.main().post(join(turn))).collect();
+        let other = vm.main().post(Call::new(ONTIME_OP_BIND, 1));
+        let (other, last) = (vm.main().wait(other), vm.main().wait(joins[95]));
+        assert!(other.nth < last.nth, "boot {boot}: {} and {}", other.nth, last.nth);
+        // More than may wait at a time.
+        let more: Vec<u64> = (0..120).map(|turn| vm.main().post(join(turn))).collect();
+        let results: Vec<_> = more.into_iter().map(|id| vm.main().wait(id).result()).collect();
+        assert!(results.iter().all(|result| matches!(result, Ok(0) | Err(libc::ENOBUFS))), "{results:?}");
+        assert_eq!(vm.main().result(join(0)), Ok(0), "boot {boot}: later it may again");
+        // What waits when the guest boots anew is gone.
+        (0..96).for_each(|turn| _ = vm.main().post(join(turn)));
+        vm.main().reset();
+    }
+}
+
 /// Number of the host's connections in a state whose local or remote address is this one. Each is counted once: the
 /// kernel writes the file piece by piece and repeats a connection if another one is created meanwhile.
 fn connections(local: bool, address: SocketAddr, state: &str) -> usize {

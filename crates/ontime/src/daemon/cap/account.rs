@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Shares are integers in parts per million, so that the watcher needs no floating point.
 pub(crate) const MILLION: u64 = 1_000_000;
 
-/// A share of one CPU, above 0 and at most 1, in parts per million.
+/// A share of one CPU, or of several together, above 0, in parts per million of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Share(u32);
 
@@ -25,6 +25,11 @@ impl Share {
     pub(crate) fn new(fraction: f64) -> Option<Self> {
         // The cast is in range: the fraction is within 0 to 1.
         (RuntimeCap::LEAST..=1.0).contains(&fraction).then(|| Self((fraction * MILLION as f64).round() as u32))
+    }
+
+    /// This share of each of `count` CPUs together.
+    pub(crate) fn times(self, count: u32) -> Self {
+        Self(self.0.saturating_mul(count.max(1)))
     }
 
     /// As a fraction of one CPU.
@@ -79,6 +84,15 @@ impl Account {
     /// An account whose first interval starts `now`.
     pub(crate) fn new(share: Share, period: u64, now: u64) -> Self {
         Self { share, period, start: now, used: 0 }
+    }
+
+    pub(crate) fn share(&self) -> Share {
+        self.share
+    }
+
+    /// When the present interval began, or the pause in progress ends, ns.
+    pub(crate) fn begins(&self) -> u64 {
+        self.start
     }
 
     /// The budget: the share of a period, ns.

@@ -58,7 +58,7 @@ use self::place::PlacedThread;
 use self::reading::Reading;
 use self::sight::Readers;
 pub(crate) use self::table::Rank;
-use self::table::{SlotIndex, Table};
+use self::table::{Pool, SlotIndex, Table};
 use self::targets::{InterruptTargets, Vm};
 use self::watcher::{Channels, InterruptFeed, Order, Returned, Tally, WatchedThread, Watcher};
 use super::census::priority;
@@ -143,13 +143,24 @@ pub(crate) struct Watch {
     pub rank: Rank,
     /// The place of this vCPU while an interrupt is pending; None: never put ahead.
     pub ahead: Option<Policy>,
+    /// What it may take together with other threads.
+    pub shared: Option<SharedCap>,
+}
+
+/// The most that all threads with a reservation may take together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedCap {
+    /// The name of the reservation.
+    pub reservation: String,
+    /// What is reserved; above 1 for several CPUs.
+    pub share: Share,
 }
 
 impl Watch {
     /// Whether a watch can continue unchanged.
     fn is_like(&self, other: &Watch) -> bool {
         let of = |watch: &Watch| (watch.place, watch.share, watch.rank, watch.ahead, watch.only_cpu());
-        of(self) == of(other)
+        of(self) == of(other) && self.shared == other.shared
     }
 
     /// The CPU that the thread is pinned to; None where it may run on several.
@@ -321,6 +332,8 @@ pub(crate) struct Caps {
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
+    /// The reservation of each pool of the watcher's table.
+    pools: Vec<Option<String>>,
     /// The threads that read for the watcher.
     readers: Readers,
     /// The most threads watched (`cap.threads`).
@@ -398,6 +411,7 @@ impl Caps {
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
+            pools: Vec::new(),
             readers,
             capacity,
         })
@@ -580,6 +594,7 @@ impl Caps {
         let tally = Arc::default();
         let rank = watch.rank;
         let share = watch.share;
+        let pool = watch.shared.as_ref().map(|shared| self.pool(shared));
         let (owed, busy) = (false, false);
         let (unread, read, since) = (0, 0, 0);
         let slot = WatchedThread {
@@ -594,10 +609,28 @@ impl Caps {
             share,
             cpu,
             rank,
+            pool,
             tally,
             since,
         };
         Ok((index, Box::new(slot)))
+    }
+
+    /// The pool of a reservation: the one that it has, or one that no watched thread is in. There are no more than slots.
+    fn pool(&mut self, shared: &SharedCap) -> Pool {
+        let Self { pools, entries, .. } = self;
+        let is_used = |name: &String| {
+            entries.values().any(|entry| entry.watch.shared.as_ref().is_some_and(|of| of.reservation == *name))
+        };
+        let has = |pool: &Option<String>| pool.as_ref() == Some(&shared.reservation);
+        let free = |pool: &Option<String>| !pool.as_ref().is_some_and(is_used);
+        let number = pools.iter().position(has).or_else(|| pools.iter().position(free)).unwrap_or(pools.len());
+        let name = Some(shared.reservation.clone());
+        match pools.get_mut(number) {
+            Some(pool) => *pool = name,
+            None => pools.push(name),
+        }
+        Pool { number, share: shared.share }
     }
 
     /// Counters of every watched thread, and the threads that are not watched.
@@ -634,11 +667,12 @@ impl Caps {
         self.entries.keys().copied().collect()
     }
 
-    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, the kernel has never refused a
-    /// change of its policy, and it has stayed in its pauses.
+    /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, it is known where it runs, the
+    /// kernel has never refused a change of its policy, and it has stayed in its pauses.
     pub(crate) fn complete(&self) -> bool {
         let held = |tally: &Tally| [&tally.refused, &tally.escaped].iter().all(|of| of.load(Ordering::Relaxed) == 0);
-        self.uncovered.values().all(Cover::holds) && self.entries.values().all(|entry| held(&entry.tally))
+        let known = !self.readers.hang() && self.uncovered.values().all(Cover::holds);
+        known && self.entries.values().all(|entry| held(&entry.tally))
     }
 
     fn order(&mut self, order: Order) -> Result<(), CapError> {

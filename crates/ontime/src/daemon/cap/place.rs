@@ -64,7 +64,20 @@ impl PlacedThread {
     pub(crate) fn take(&self) -> io::Result<bool> {
         self.verify()?;
         let before = self.set(self.policy, self.priority)?;
-        Ok(matches!(before, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE))
+        Ok(is_real_time(before))
+    }
+
+    /// Whether it has a real-time policy now.
+    ///
+    /// # Errors
+    /// ESRCH where the thread has ended; else the kernel's error.
+    pub(crate) fn is_real_time(&self) -> io::Result<bool> {
+        self.verify()?;
+        // SAFETY: takes an integer, touches no memory.
+        match unsafe { libc::sched_getscheduler(self.tid) } {
+            ..0 => Err(io::Error::last_os_error()),
+            policy => Ok(is_real_time(policy & !libc::SCHED_RESET_ON_FORK)),
+        }
     }
 
     /// Whether it may be put ahead.
@@ -132,6 +145,10 @@ impl PlacedThread {
     fn verify(&self) -> io::Result<()> {
         self.schedstat.read_at(&mut [0; 64], 0).map(|_| ())
     }
+}
+
+fn is_real_time(policy: libc::c_int) -> bool {
+    matches!(policy, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE)
 }
 
 /// Gives the calling thread this policy.

@@ -16,11 +16,11 @@ use super::sight::{Asker, Sight};
 pub(crate) struct Taken {
     /// ns. For a running thread up to a tick may be missing, because the kernel updates the counter at ticks.
     pub ran: u64,
-    /// The CPU on which the thread was last seen; None below [`WORTH_A_LOOK`] unless it is pinned.
+    /// The CPU on which the thread was last seen.
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, from which the CPU is looked up: that is more work than reading the time.
+/// CPU time, ns, after which the CPU is looked up again: that is more work than reading the time.
 const WORTH_A_LOOK: u64 = 250_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
@@ -61,8 +61,8 @@ impl Time {
 pub(crate) struct Reading {
     time: Time,
     sight: Arc<Sight>,
-    /// The CPU that the thread is pinned to.
-    only: Option<u32>,
+    /// CPU time since the sight was last asked for the CPU, ns.
+    unseen: u64,
     /// The sight is to be read.
     wants: bool,
     /// The sight's state was asked for since the thread last ran.
@@ -70,13 +70,15 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Opens the files of thread `tid` and counts from now on. `only`: the CPU that the thread is pinned to.
+    /// Opens the files of thread `tid` and counts from now on. `only`: the CPU that the thread was pinned to, where it
+    /// counts as seen until it is looked up: its process may have pinned it to another one since.
     ///
     /// # Errors
     /// ENOENT or ESRCH where the thread has ended.
     pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
-        Ok(Self { time, sight: Arc::new(Sight::open(pid, tid)?), only, wants: false, asked: false })
+        let sight = Arc::new(Sight::open(pid, tid, only)?);
+        Ok(Self { time, sight, unseen: 0, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -101,10 +103,10 @@ impl Reading {
         if ran > 0 {
             self.asked = false;
         }
-        if ran < WORTH_A_LOOK || self.only.is_some() {
-            return Ok(Taken { ran, cpu: self.only });
+        self.unseen = self.unseen.saturating_add(ran);
+        if self.unseen >= WORTH_A_LOOK {
+            (self.unseen, self.wants) = (0, true);
         }
-        self.wants = true;
         Ok(Taken { ran, cpu: self.sight.cpu() })
     }
 
@@ -160,6 +162,29 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(100));
             let slept = reading.take().unwrap();
             assert!(slept.ran < 50_000_000, "{slept:?}");
+        })
+        .join()
+        .unwrap();
+    }
+
+    /// A thread's process may pin it elsewhere, and may have many threads that each take little between two readings.
+    #[test]
+    fn a_thread_is_where_it_runs_and_not_where_it_was_pinned_to() {
+        let (_readers, mut asker) = Readers::start(8).unwrap();
+        std::thread::spawn(move || {
+            let nowhere = u32::MAX - 1;
+            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(nowhere)).unwrap();
+            assert_eq!(reading.take().unwrap().cpu, Some(nowhere), "until it is looked up");
+            let start = std::time::Instant::now();
+            while reading.take().unwrap().cpu == Some(nowhere) {
+                assert!(start.elapsed() < std::time::Duration::from_secs(60), "it is never looked up");
+                spin(WORTH_A_LOOK as i64 / 5);
+                if reading.ask(&mut asker) {
+                    asker.ring();
+                }
+            }
+            let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
+            assert!(reading.take().unwrap().cpu.is_some_and(|cpu| cpu < cpus));
         })
         .join()
         .unwrap();

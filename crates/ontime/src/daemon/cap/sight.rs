@@ -43,15 +43,18 @@ pub(crate) struct Sight {
 }
 
 impl Sight {
-    /// Opens and reads the file of thread `tid`.
+    /// Opens and reads the file of thread `tid`. `cpu`: where it will run, instead of where it ran last.
     ///
     /// # Errors
     /// ENOENT where the thread has ended.
-    pub(crate) fn open(pid: i32, tid: i32) -> io::Result<Self> {
+    pub(crate) fn open(pid: i32, tid: i32, cpu: Option<u32>) -> io::Result<Self> {
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
-        let (wanted, state, cpu) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU32::new(NO_CPU));
-        let sight = Self { stat, wanted, state, cpu };
+        let (wanted, state) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut sight = Self { stat, wanted, state, cpu: AtomicU32::new(NO_CPU) };
         sight.read();
+        if let Some(cpu) = cpu {
+            *sight.cpu.get_mut() = cpu;
+        }
         Ok(sight)
     }
 
@@ -219,6 +222,11 @@ impl Readers {
         Ok(())
     }
 
+    /// Whether no reader gets on and no more are started: where threads are is not known then.
+    pub(super) fn hang(&self) -> bool {
+        self.started >= MOST && self.since.is_some_and(|(_, since)| since.elapsed() > STUCK)
+    }
+
     /// Starts another reader if none has got on with its read for [`STUCK`]. Called in every pass, and once a
     /// second while threads are watched.
     pub(super) fn replace_stuck_reader(&mut self) {
@@ -262,7 +270,7 @@ mod tests {
     }
 
     fn own(tid: i32) -> Arc<Sight> {
-        Arc::new(Sight::open(std::process::id() as i32, tid).unwrap())
+        Arc::new(Sight::open(std::process::id() as i32, tid, None).unwrap())
     }
 
     /// Waits for what another thread does, however busy the machine is.
@@ -352,11 +360,15 @@ mod tests {
         asker.ring();
         until(|| sight.state().is_some());
         // However many do not get on, their number is limited.
+        assert!(!readers.hang());
         readers.queue.busy.fetch_add(100, Ordering::Relaxed);
         for _ in 0..30 {
             readers.replace_stuck_reader();
             readers.since = readers.since.map(|(done, since)| (done, since - 2 * STUCK));
         }
-        assert!(readers.started <= MOST);
+        assert!(readers.started <= MOST && readers.hang());
+        readers.queue.done.fetch_add(1, Ordering::Relaxed);
+        readers.replace_stuck_reader();
+        assert!(!readers.hang(), "one has got on");
     }
 }

@@ -1,8 +1,9 @@
 //! The accounts of all watched threads and of their CPUs: which thread pauses until when, and when to look next.
 //!
-//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Each reading is charged to two accounts: that of the
-//! thread, with its tenant's cap, and that of the CPU, because two threads at 95 % each on one CPU would leave nothing
-//! to other threads.
+//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Each reading is charged to the account of the thread,
+//! with its tenant's cap; to that of the CPU, because two threads at 95 % each on one CPU would leave nothing to other
+//! threads; and to that of the reservation by which the thread has its place, because all threads of a pod together may
+//! take no more than was reserved for it.
 
 use super::account::{Account, Share, Verdict};
 use super::boost::{Boost, Move, OUT};
@@ -73,6 +74,17 @@ pub(crate) struct Watched {
     pub rank: Rank,
     /// Whether it is put ahead while an interrupt is pending for it.
     pub boosted: bool,
+    /// The account that it shares with other threads.
+    pub pool: Option<Pool>,
+}
+
+/// An account that threads share, wherever they run: what they may take together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pool {
+    /// Its number: below the table's capacity.
+    pub number: usize,
+    /// The same for all its threads.
+    pub share: Share,
 }
 
 /// One watched thread.
@@ -97,6 +109,8 @@ struct ThreadState {
     out_left: u64,
     /// The last interval of its CPU's account in which the thread ran.
     took: u64,
+    /// The number of its pool, and the last interval of that account in which the thread ran.
+    pool: Option<(usize, u64)>,
 }
 
 /// A CPU's account. `taken` is the CPU time, ns, that the readings in progress found. It is judged once, after all
@@ -124,6 +138,17 @@ impl Cpu {
     }
 }
 
+/// What the threads of a pool have taken. Like a CPU it is judged once, after all readings.
+#[derive(Debug, Clone, Copy)]
+struct PoolState {
+    account: Account,
+    taken: u64,
+    /// The number of the account's present interval.
+    interval: u64,
+    /// How many threads it has.
+    threads: u64,
+}
+
 /// The watched threads of a host and its CPUs.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -131,6 +156,8 @@ pub(crate) struct Table {
     slots: Vec<Option<ThreadState>>,
     capacity: usize,
     cpus: Vec<Cpu>,
+    /// As long as the highest number used so far; never longer than `capacity`.
+    pools: Vec<Option<PoolState>>,
     period: u64,
     /// When the threads or their processes were last looked at, ns.
     looked: u64,
@@ -153,6 +180,7 @@ impl Table {
             slots: Vec::with_capacity(capacity),
             capacity,
             cpus: vec![Cpu::new(Account::new(cpu_share, period, now)); cpus],
+            pools: Vec::with_capacity(capacity),
             period,
             looked: now,
             read: now,
@@ -165,9 +193,7 @@ impl Table {
 
     /// Watches a thread in this slot from `now` on.
     pub(crate) fn watch(&mut self, slot: SlotIndex, watched: Watched, now: u64) {
-        while self.slots.len() <= slot && self.slots.len() < self.capacity {
-            self.slots.push(None);
-        }
+        grow(&mut self.slots, slot, self.capacity);
         if let Some(entry) = self.slots.get_mut(slot) {
             *entry = Some(ThreadState {
                 account: Account::new(watched.share, self.period, now),
@@ -180,7 +206,15 @@ impl Table {
                 out: false,
                 out_left: 0,
                 took: 0,
+                pool: watched.pool.map(|pool| (pool.number, 0)),
             });
+        }
+        if let Some(Pool { number, share }) = watched.pool {
+            grow(&mut self.pools, number, self.capacity);
+            if let Some(pool) = self.pools.get_mut(number) {
+                let account = Account::new(share, self.period, now);
+                pool.get_or_insert(PoolState { account, taken: 0, interval: 1, threads: 0 }).threads += 1;
+            }
         }
         self.calm = self.calm.min(self.calmest());
     }
@@ -189,12 +223,20 @@ impl Table {
     /// place back.
     pub(crate) fn forget(&mut self, slot: SlotIndex) -> bool {
         let gone = self.slots.get_mut(slot).and_then(Option::take);
+        if let Some(pool) = gone.and_then(|slot| self.pools.get_mut(slot.pool?.0)) {
+            *pool = pool.filter(|pool| pool.threads > 1).map(|pool| PoolState { threads: pool.threads - 1, ..pool });
+        }
         gone.is_some_and(|slot| slot.until.is_some() || slot.boost.is_some_and(|boost| boost.is_ahead()))
     }
 
     /// Whether the thread in this slot is paused and not let out for an interrupt.
     pub(crate) fn paused(&self, slot: SlotIndex) -> bool {
         self.get(slot).is_some_and(ThreadState::is_off)
+    }
+
+    /// Until when the thread in this slot is paused, ns.
+    pub(crate) fn paused_until(&self, slot: SlotIndex) -> Option<u64> {
+        self.get(slot).filter(|slot| slot.is_off())?.until
     }
 
     /// Whether the thread in this slot is ahead of its level.
@@ -238,7 +280,7 @@ impl Table {
     }
 
     /// Charges `ran` ns of RT time to a thread that was seen on `cpu`, and pauses the thread if it is over its own cap.
-    /// The CPU's account is judged in [`Self::looked`].
+    /// The accounts of the CPU and of the pool are judged in [`Self::looked`].
     ///
     /// For a thread that is paused already this only counts the time, and may make the pause longer.
     pub(crate) fn charge(&mut self, index: SlotIndex, cpu: u32, ran: u64, now: u64, mut act: impl FnMut(Action)) {
@@ -271,6 +313,12 @@ impl Table {
             _ => {}
         }
         let rank = slot.rank;
+        if let Some((number, took)) = &mut slot.pool {
+            if let Some(Some(pool)) = self.pools.get_mut(*number) {
+                pool.taken = pool.taken.saturating_add(ran);
+                *took = if ran > 0 { pool.interval } else { *took };
+            }
+        }
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(ran);
             cpu.by_guests += if rank == Rank::Guest { ran } else { 0 };
@@ -341,6 +389,36 @@ impl Table {
         }
     }
 
+    /// Judges every pool. Where its threads together took too much, those that ran in the last [`IDLE_FOR`] intervals
+    /// pause, wherever they run. One that waited for a CPU until then runs in the pause of the others; as soon as that
+    /// is seen, all threads of the pool pause.
+    fn judge_pools(&mut self, now: u64, mut act: impl FnMut(Action)) {
+        for (number, pool) in self.pools.iter_mut().enumerate() {
+            let Some(pool) = pool else { continue };
+            let taken = std::mem::take(&mut pool.taken);
+            let all = taken > 0 && pool.account.begins() > now;
+            if let Verdict::Over { until } = pool.account.charge(now, taken) {
+                pool.account.restart(until);
+            } else if !all {
+                pool.interval += u64::from(pool.account.is_new());
+                continue;
+            }
+            let until = pool.account.begins();
+            let interval = pool.interval;
+            pool.interval += 1;
+            if until.saturating_sub(now) < LEAST_PAUSE {
+                continue;
+            }
+            let ran = |took| all || interval.saturating_sub(took) <= IDLE_FOR;
+            let pauses = |slot: &ThreadState| slot.pool.is_some_and(|(of, took)| of == number && ran(took));
+            for (index, slot) in self.slots.iter_mut().enumerate() {
+                if let Some(slot) = slot.as_mut().filter(|slot| pauses(slot)) {
+                    pause(slot, until, || act(Action::Demote(index)));
+                }
+            }
+        }
+    }
+
     /// Ends every pause that is due.
     pub(crate) fn expire(&mut self, now: u64, mut act: impl FnMut(Action)) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
@@ -372,11 +450,14 @@ impl Table {
     }
 
     /// Whether no thread can be over its cap: all watched processes together took `ran` ns since the last look, which
-    /// is no more than half of one CPU. Then no thread is read or charged; a thread that is read later is charged for
-    /// the whole time since its last reading.
+    /// is no more than half of one CPU, and no more than the smallest cap. Then no thread is read or charged; a thread
+    /// that is read later is charged for the whole time since its last reading.
     pub(crate) fn may_rest(&mut self, ran: u64, now: u64) -> bool {
         let recent = now.saturating_sub(self.read) < READ_EVERY;
-        let rest = recent && ran <= now.saturating_sub(self.looked) / 2;
+        let accounts = self.slots.iter().flatten().map(|slot| slot.account);
+        let accounts = accounts.chain(self.pools.iter().flatten().map(|pool| pool.account));
+        let least = accounts.map(|account| account.share()).min().map_or(Share::HALF, |least| least.min(Share::HALF));
+        let rest = recent && ran <= least.of(now.saturating_sub(self.looked));
         if rest {
             (self.calm, self.spun) = ((self.calm * 2).min(self.calmest()), ran);
             self.looked = now;
@@ -387,8 +468,9 @@ impl Table {
     /// Records that every thread was read, or is known to have taken next to nothing. Judges the CPUs, which may pause
     /// threads. If no thread took more than half of the time since the last look, the next interval between looks
     /// doubles, up to [`Self::calmest`] budgets.
-    pub(crate) fn looked(&mut self, now: u64, act: impl FnMut(Action)) {
-        self.judge_cpus(now, act);
+    pub(crate) fn looked(&mut self, now: u64, mut act: impl FnMut(Action)) {
+        self.judge_cpus(now, &mut act);
+        self.judge_pools(now, act);
         for slot in self.slots.iter_mut().flatten() {
             // Also end the old interval of a thread that was not read: old use is no reason for an early look.
             if !std::mem::take(&mut slot.ran) && slot.until.is_none() {
@@ -416,6 +498,12 @@ impl Table {
                 if slot.account.budget() >= cpu.account.budget() { cpus } else { own.min(cpus) }
             })
             .min()?;
+        // The threads of a pool may run on as many CPUs at once.
+        let pools = self.pools.iter().flatten().map(|pool| {
+            let at_once = pool.threads.min(self.cpus.len() as u64).max(1);
+            pool.account.left_after(self.looked) / at_once
+        });
+        let left = pools.fold(left, u64::min);
         let least = SHORTEST_LOOK.max(self.cost.saturating_mul(COST_FACTOR));
         let left = left.max(least);
         Some(self.looked.saturating_add(left.saturating_mul(self.calm).saturating_sub(self.spun).max(left)))
@@ -435,7 +523,7 @@ impl Table {
 /// A shorter pause, ns, is not worth its cost. The excess is carried over to the next interval, whose pause is longer
 /// by that.
 pub(crate) const LEAST_PAUSE: u64 = 75_000;
-/// A thread that took nothing in this many intervals of its CPU does not pause for the CPU's sake.
+/// A thread that took nothing in this many intervals of its CPU or its pool does not pause for their sake.
 pub(crate) const IDLE_FOR: u64 = 16;
 /// The most budgets between two looks after a calm time. A thread that begins to spin may delay others for that long,
 /// plus one budget, because its interval began in the calm time: 9.5 ms at the default period.
@@ -465,6 +553,13 @@ impl ThreadState {
         if let Some(boost) = &mut self.boost {
             boost.end();
         }
+    }
+}
+
+/// Makes room for this index, up to `capacity`, which is allocated.
+fn grow<Entry>(entries: &mut Vec<Option<Entry>>, index: usize, capacity: usize) {
+    while entries.len() <= index && entries.len() < capacity {
+        entries.push(None);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::daemon::cap::boost::GRANT;
 const MS: u64 = 1_000_000;
 
 fn watched(share: Share, rank: Rank) -> Watched {
-    Watched { share, cpu: 0, rank, boosted: false }
+    Watched { share, cpu: 0, rank, boosted: false, pool: None }
 }
 
 fn table(threads: usize) -> Table {
@@ -226,6 +226,86 @@ proptest! {
         for (slot, share) in shares.iter().enumerate() {
             prop_assert!(spun.total[slot] <= share.of(spun.ran) + calm_looks * period, "slot {slot}");
         }
+    }
+}
+
+proptest! {
+    /// Threads of a pod, each within its own cap: on whatever CPUs they spin, and however many of them wait for a CPU,
+    /// together they take no more than was reserved.
+    #[test]
+    fn threads_of_a_pool_take_what_it_has_together_however_many_they_are(
+        percent in 5u32..=95,
+        vcpus in 1u32..=3,
+        cpus in 1usize..=4,
+        threads in 1usize..40,
+    ) {
+        let one = Share::new(f64::from(percent) / 100.0).unwrap();
+        let pool = Pool { number: 3, share: one.times(vcpus) };
+        let mut table = Table::new(threads.max(4), cpus, Share::NINETY_FIVE, 2 * MS, 0);
+        for slot in 0..threads {
+            let cpu = (slot % cpus) as u32;
+            table.watch(slot, Watched { cpu, pool: Some(pool), ..watched(one, Rank::Guest) }, 0);
+        }
+        let (mut since, mut total, mut seen, mut now) = (vec![0u64; threads], 0, 0, 0);
+        while now < 2_000 * MS {
+            now += STEP;
+            // Each CPU runs the first of its threads that is not paused.
+            for cpu in 0..cpus {
+                if let Some(slot) = (cpu..threads).step_by(cpus).find(|slot| !table.paused(*slot)) {
+                    since[slot] += STEP;
+                    total += STEP;
+                }
+            }
+            if table.next_look().is_some_and(|at| at <= now) {
+                if !table.may_rest(total - seen, now) {
+                    for (slot, since) in since.iter_mut().enumerate() {
+                        table.charge(slot, (slot % cpus) as u32, std::mem::take(since), now, |_| ());
+                    }
+                    table.looked(now, |_| ());
+                }
+                seen = total;
+            }
+            table.expire(now, |_| ());
+        }
+        let may = pool.share.of(now) + 8 * 2 * MS * cpus as u64;
+        prop_assert!(total <= may, "{total} of {may} ns");
+        // It is a limit, not a way to take away what is reserved.
+        let could = pool.share.of(now).min(one.min(Share::NINETY_FIVE).of(now) * cpus.min(threads) as u64);
+        prop_assert!(total * 100 >= could * 70, "{total} of {could} ns");
+    }
+}
+
+#[test]
+fn a_pool_lasts_as_long_as_one_of_its_threads() {
+    let mut table = Table::new(4, 2, Share::NINETY_FIVE, 2 * MS, 0);
+    let pool = |percent: f64| Some(Pool { number: 0, share: Share::new(percent).unwrap() });
+    for slot in [0, 1] {
+        table.watch(slot, Watched { pool: pool(0.5), ..watched(Share::NINETY_FIVE, Rank::Guest) }, 0);
+    }
+    table.forget(0);
+    let mut acts = Vec::new();
+    table.charge(1, 1, MS, MS, |act| acts.push(act));
+    table.looked(MS, |act| acts.push(act));
+    assert_eq!(acts, [Action::Demote(1)], "half of 2 ms is used up");
+    table.forget(1);
+    // Its number is another reservation's now.
+    table.watch(2, Watched { pool: pool(0.9), ..watched(Share::NINETY_FIVE, Rank::Guest) }, MS);
+    acts.clear();
+    table.charge(2, 0, MS, 2 * MS, |act| acts.push(act));
+    table.looked(2 * MS, |act| acts.push(act));
+    assert!(acts.is_empty(), "{acts:?}");
+}
+
+/// What all together take says nothing where a cap is below half of a CPU.
+#[test]
+fn a_spinner_with_a_small_cap_is_seen() {
+    let share = Share::new(0.1).unwrap();
+    for pool in [None, Some(Pool { number: 0, share })] {
+        let own = if pool.is_some() { Share::NINETY_FIVE } else { share };
+        let mut table = Table::new(4, 1, Share::NINETY_FIVE, 2 * MS, 0);
+        table.watch(0, Watched { pool, ..watched(own, Rank::Guest) }, 0);
+        assert!(table.may_rest(MS / 10, MS));
+        assert!(!table.may_rest(4 * MS / 10, 2 * MS), "{pool:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ontime_tenants::{Policy, ThreadId};
+use ontime_tenants::{Policy, RuntimeCap, ThreadId};
 
 use super::place::place_self;
 use super::*;
@@ -88,6 +88,7 @@ fn watch(spinner: &Spinner, share: f64, cpu: u32) -> Watch {
         cpus: vec![cpu],
         rank: Rank::Guest,
         ahead: None,
+        shared: None,
     }
 }
 
@@ -100,6 +101,7 @@ fn rivals_may_want_one_cpu_at_one_place() {
         cpus: cpus.to_vec(),
         rank: Rank::Guest,
         ahead: None,
+        shared: None,
     };
     let one = watch(2, PLACE, &[0, 1]);
     assert!(one.is_rival(&watch(3, PLACE, &[1, 2])));
@@ -133,6 +135,31 @@ fn a_thread_that_ends_its_pauses_is_not_held_to_its_cap() {
     assert!(!caps.complete() && caps.report()[0].escaped == 1);
 }
 
+/// A thread that may set its policy could end its pause and begin it again before the end.
+#[test]
+fn a_thread_that_is_at_its_place_during_a_pause_is_noticed() {
+    if skipped() {
+        return;
+    }
+    let _alone = alone();
+    let spinner = Spinner::start(0);
+    spinner.place(PLACE);
+    let mut caps = Caps::start(settings(0.95)).unwrap();
+    // After a tick of 1 ms or more, a pause of minutes: its end comes after that of the test.
+    caps.set(&[watch(&spinner, RuntimeCap::LEAST, 0)]).unwrap();
+    let start = Instant::now();
+    while caps.report()[0].escaped == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", caps.report());
+        if spinner.id().policy().unwrap() == Policy::Idle {
+            spinner.id().set_policy(PLACE).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            spinner.id().set_policy(Policy::Idle).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!caps.complete() && caps.report()[0].pauses == 1);
+}
+
 fn skipped() -> bool {
     let refused = std::thread::spawn(|| place_self(Policy::Fifo(1)).is_err()).join().unwrap();
     if refused {
@@ -156,8 +183,8 @@ fn ended_whole_and_wrong_threads_are_reported() {
     let share = Share::new(0.9).unwrap();
     let reused = ThreadId { start_time: 1, ..alive.id() };
     let wanted = [
-        Watch { id: gone, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None },
-        Watch { id: reused, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None },
+        Watch { id: gone, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None, shared: None },
+        Watch { id: reused, place: PLACE, share, cpus: vec![0], rank: Rank::Guest, ahead: None, shared: None },
         Watch {
             id: ThreadId { tid: alive.pid(), ..alive.id() },
             place: Policy::BULK,
@@ -165,6 +192,7 @@ fn ended_whole_and_wrong_threads_are_reported() {
             cpus: vec![],
             rank: Rank::Guest,
             ahead: None,
+            shared: None,
         },
     ];
     caps.set(&wanted).unwrap();

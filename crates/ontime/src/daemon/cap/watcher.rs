@@ -35,7 +35,7 @@ use super::boost::GRANT;
 use super::place::PlacedThread;
 use super::reading::Reading;
 use super::sight::Asker;
-use super::table::{Action, Rank, SlotIndex, Table, Watched};
+use super::table::{Action, Pool, Rank, SlotIndex, Table, Watched};
 use super::targets::InterruptTargets;
 
 /// The most of one CPU that the trace rings may take, over [`RINGS_PERIOD`].
@@ -46,6 +46,9 @@ const RINGS_PERIOD: u64 = 3_000_000;
 const BELL: u64 = 0;
 /// The set of all trace rings, in the epoll set.
 const RINGS: u64 = 1;
+
+/// The longest time until the next inspection while threads are paused, ns.
+const INSPECTED_WITHIN: u64 = 100_000_000;
 
 /// CPU time of a process, ns, below which its threads are not read. The time stays in [`WatchedThread::unread`] and is
 /// charged later.
@@ -64,7 +67,7 @@ pub(crate) struct Tally {
     pub paused: AtomicBool,
     /// Times the kernel refused to change its policy.
     pub refused: AtomicU64,
-    /// How often it had real-time priority again at the end of a pause.
+    /// How often it had real-time priority in a pause or again at the end of one.
     pub escaped: AtomicU64,
     /// How often it was put ahead because of an interrupt.
     pub raised: AtomicU64,
@@ -93,6 +96,7 @@ pub(crate) struct WatchedThread {
     pub share: Share,
     pub cpu: u32,
     pub rank: Rank,
+    pub pool: Option<Pool>,
     pub tally: Arc<Tally>,
     /// When its pause began, ns.
     pub since: u64,
@@ -169,6 +173,11 @@ pub(crate) struct Watcher {
     ignored_until: Option<u64>,
     /// Actions of the charge in progress. Its capacity is that of the table.
     acts: Vec<Action>,
+    /// A thread in a pause and when its policy is read, ns: at a random instant, because a thread that may set its
+    /// policy could end its pause and begin it again before the end. Paused threads are inspected in turn.
+    inspection: Option<(SlotIndex, u64)>,
+    /// The state of the random numbers.
+    random: u64,
     /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
     /// changes.
     turn: u64,
@@ -206,6 +215,9 @@ impl Watcher {
             rings_account,
             ignored_until: None,
             acts,
+            inspection: None,
+            // Any odd number.
+            random: now() | 1,
             turn: 1,
         })
     }
@@ -216,10 +228,9 @@ impl Watcher {
         let mut ran = own_time();
         loop {
             let table = &self.table;
-            let next = [table.next_expiry(), table.next_look(), table.next_check(), self.ignored_until]
-                .into_iter()
-                .flatten()
-                .min();
+            let inspection = self.inspection.map(|(_, at)| at);
+            let next = [table.next_expiry(), table.next_look(), table.next_check(), self.ignored_until, inspection];
+            let next = next.into_iter().flatten().min();
             let count = match wait(&self.epoll, &mut events, next) {
                 Ok(count) => count,
                 Err(rustix::io::Errno::INTR) => continue,
@@ -242,6 +253,7 @@ impl Watcher {
                 break;
             }
             self.check();
+            self.inspect();
             if self.table.next_look().is_some_and(|at| at <= now()) {
                 self.look();
                 self.ask();
@@ -345,6 +357,32 @@ impl Watcher {
         }
     }
 
+    /// Reads the policy of a paused thread, if that is due.
+    fn inspect(&mut self) {
+        let Some((index, _)) = self.inspection.take_if(|(_, at)| *at <= now()) else { return };
+        if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
+            if slot.place.is_real_time().is_ok_and(|escaped| escaped) {
+                slot.tally.escaped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let mut others = (index + 1..self.slots.len()).chain(0..=index);
+        if let Some(next) = others.find(|index| self.table.paused(*index)) {
+            self.plan_inspection(next);
+        }
+    }
+
+    /// Has this paused thread inspected at a random instant of the rest of its pause, but soon.
+    fn plan_inspection(&mut self, index: SlotIndex) {
+        let Some(until) = self.table.paused_until(index).filter(|_| self.inspection.is_none()) else { return };
+        // xorshift64 (Marsaglia 2003): the thread must not know the instant, and this must not allocate or wait.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let now = now();
+        let length = until.saturating_sub(now).clamp(1, INSPECTED_WITHIN);
+        self.inspection = Some((index, now.saturating_add(self.random % length)));
+    }
+
     /// Carries out the pending orders. Returns false when the thread has to end.
     fn process_orders(&mut self) -> bool {
         let before = self.channels.done.load(Ordering::Relaxed);
@@ -383,7 +421,8 @@ impl Watcher {
 
     fn watch(&mut self, index: SlotIndex, slot: Box<WatchedThread>) {
         let boosted = slot.place.has_ahead();
-        self.table.watch(index, Watched { share: slot.share, cpu: slot.cpu, rank: slot.rank, boosted }, now());
+        let WatchedThread { share, cpu, rank, pool, .. } = *slot;
+        self.table.watch(index, Watched { share, cpu, rank, boosted, pool }, now());
         // Indices are below the capacity. The list is only as long as necessary, because every look goes through it.
         while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
             self.slots.push(None);
@@ -546,6 +585,9 @@ impl Watcher {
                 }
                 Ok(0) => {}
                 Ok(ran) => was_read(&mut self.slots, index, ran, self.turn),
+            }
+            if matches!(act, Action::Demote(_)) {
+                self.plan_inspection(index);
             }
         }
         self.acts.clear();

@@ -8,6 +8,9 @@
 //!
 //! In: a connection. Out: the same bytes, and the descriptors that are memory ([`is_memory`]), for which no operation
 //! blocks. At the first descriptor of another kind the connection ends.
+//!
+//! Each line makes the daemon test an admission, so lines come no faster than a device process limits its guest to: the
+//! thread sleeps, and the device process waits.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -16,6 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 
+use ontime_base::Bucket;
 use ontime_sched::published::is_memory;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -82,6 +86,7 @@ fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStre
 /// Passes data on until one end is closed or a descriptor arrives that is not memory.
 fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
     let mut chunk = [0; 4096];
+    let mut lines = Bucket::default();
     loop {
         let mut ready = [PollFd::new(stream, PollFlags::IN), PollFd::new(give, PollFlags::IN)];
         match poll(&mut ready, None) {
@@ -104,6 +109,9 @@ fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
             return;
         }
         let bytes = chunk.get(..count).unwrap_or_default();
+        for _ in bytes.iter().filter(|byte| **byte == b'\n') {
+            lines.wait();
+        }
         if pass_on::<FILES>(give, bytes, &files).is_err() {
             return;
         }
