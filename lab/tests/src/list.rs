@@ -4,7 +4,7 @@ use ontime_lab::{Clients, Kernel};
 
 use crate::cases::{
     builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
-    hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, qdiscs, reservations,
+    hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, pods, qdiscs, reservations,
     tenants, trace, traffic, twin, vmm,
 };
 use crate::emulated::{HOST, Host};
@@ -76,6 +76,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "a_killed_emulator_is_reported", outside: laboratory::a_killed_emulator_is_reported, ..TEST },
     Test { name: "a_disk_that_fills_up_is_reported", outside: laboratory::a_disk_that_fills_up_is_reported, ..TEST },
     Test { name: "levels_have_their_places", inside: Some(levels::levels), ..TEST },
+    Test { name: "pods_have_what_each_reserves", inside: Some(pods::pods), ..TEST },
     Test {
         name: "a_reused_thread_number_is_not_left_changed",
         outside: builds::a_reused_thread_number_is_not_left_changed,

@@ -22,6 +22,7 @@ pub(crate) mod on_demand;
 pub(crate) mod path;
 pub(crate) mod pending;
 pub(crate) mod podman;
+pub(crate) mod pods;
 pub(crate) mod qdiscs;
 pub(crate) mod reservations;
 pub(crate) mod tenants;

@@ -129,9 +129,15 @@ pub(crate) fn reset() -> Result<()> {
 
 /// The daemon's metrics.
 pub(crate) fn metrics() -> Result<String> {
+    request("GET", "/metrics", "")
+}
+
+/// The daemon's answer to a request with this content, with its status and headers.
+pub(crate) fn request(method: &str, path: &str, content: &str) -> Result<String> {
     let mut daemon = UnixStream::connect(SOCKET).context("no daemon answers")?;
     daemon.set_read_timeout(Some(Duration::from_secs(30))).context(SOCKET)?;
-    daemon.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").context(SOCKET)?;
+    let headers = format!("content-type: application/json\r\ncontent-length: {}", content.len());
+    write!(daemon, "{method} {path} HTTP/1.0\r\n{headers}\r\n\r\n{content}").context(SOCKET)?;
     let mut text = String::new();
     daemon.read_to_string(&mut text).context("the daemon does not answer in 30 s")?;
     Ok(text)
