@@ -14,7 +14,8 @@ import sys
 PREFIX = re.compile(r"^ ?\[ *\d+\.\d+\](\[ *[TC]\d+\])? ?")
 # The line with which a report begins, but for a ruler above it.
 TITLE = re.compile(
-    r"(watchdog: )?BUG[: ]|WARNING: |UBSAN: |Oops: |general protection fault|kernel BUG at |Kernel panic|double fault"
+    r"(watchdog: )?BUG[: ]|(NMI )?watchdog: .*hard LOCKUP|WARNING: |UBSAN: |Oops: |general protection fault"
+    r"|kernel BUG at |Kernel panic|double fault"
     r"|(rcu: )?INFO: (task|trying|possible|suspicious|rcu)|kmemleak: .* disabled|unregister_netdevice: waiting"
     r"|ref_tracker: ")
 RULER = re.compile(r"={20,}|-+\[ cut here \]-+")

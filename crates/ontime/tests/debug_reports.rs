@@ -66,6 +66,7 @@ fn each_kind_of_report_is_printed_whole() {
         ),
         ("BUG: MAX_LOCKDEP_CHAINS too low!\n </TASK>".into(), "MAX_LOCKDEP_CHAINS"),
         ("watchdog: BUG: soft lockup - CPU#0 stuck for 121s!\n </TASK>".into(), "121s"),
+        ("watchdog: CPU1: Watchdog detected hard LOCKUP on cpu 1\n f+0x1\n </TASK>".into(), " f+0x1"),
         ("rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n </TASK>".into(), "stalls"),
         ("INFO: task python3:9 blocked for more than 120 seconds.\n </TASK>".into(), "python3:9"),
         ("kmemleak: Kernel memory leak detector disabled".into(), "detector disabled"),

@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_hook_does_not_wait_for_the_rest_after_a_pass_of_others() {
         let (start, slow) = (Instant::now(), Duration::from_millis(400));
-        for first in [Event::Tenants, Event::Links, Event::Queues] {
+        for first in [Event::Tenants, Event::Links, Event::Queues, Event::Lease] {
             let mut due = Due::new(start);
             due.want(first, slow, start);
             assert_eq!(due.next(RESCAN), (first, start + slow * 4));

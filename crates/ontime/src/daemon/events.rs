@@ -46,6 +46,9 @@ pub(crate) enum Event {
     /// The timer for debounce, rescan or another deadline has expired.
     #[strum(serialize = "rescan")]
     Clock,
+    /// The lease of a reservation has ended. No source wakes the loop for it: the timer does.
+    #[strum(serialize = "lease")]
+    Lease,
 }
 
 impl Event {
@@ -194,7 +197,7 @@ impl Events {
             Event::Poked => drain_fd(&self.poke, &mut buffer),
             Event::Request => drain_fd(&self.request, &mut buffer),
             Event::Clock => drain_fd(&self.clock, &mut buffer),
-            Event::Tenants | Event::Guests => {}
+            Event::Tenants | Event::Guests | Event::Lease => {}
         }
         true
     }

@@ -211,12 +211,12 @@ impl Daemon {
                         }
                     }
                     Event::Guests => self.answer_guests(),
-                    Event::Request | Event::Clock => {}
+                    Event::Request | Event::Clock | Event::Lease => {}
                 }
             }
             self.answer();
             if self.engine.end_leases() {
-                self.pass("lease");
+                self.want(Event::Lease);
             }
             self.pass_if_due();
             if self.engine.look_at_traffic() {
