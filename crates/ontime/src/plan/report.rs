@@ -196,26 +196,24 @@ impl From<Filled> for Placed {
 }
 
 /// Assigns each tenant to a host. Those that the file puts on a host come first. The others come by size, the largest
-/// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: they
-/// come in the order of the file, each on the emptiest host. Then, and where the file has hosts, these keep their
-/// numbers.
+/// first, each on the fullest host that admits it, and in the result the fullest host is the first. `in_order`: all
+/// come in the order of the file, those without a host each on the emptiest one. Then, and where the file has hosts,
+/// these keep their numbers.
 pub(super) fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Placed>, Vec<RefusedTenant>) {
     let mut filled: Vec<Filled> = (0..hosts).filter_map(|_| Filled::empty(plan)).collect();
     let mut refused = Vec::new();
     let mut refuse = |tenant: &Tenant, why: String| refused.push(RefusedTenant { tenant: tenant.name.clone(), why });
-    let mut order: Vec<(usize, &Tenant)> = Vec::new();
-    for (index, (tenant, host)) in plan.tenants.iter().zip(&plan.hosts).enumerate() {
-        let there = host.and_then(|host| filled.get_mut((host as usize).checked_sub(1)?));
-        match there.map(|on| on.add(plan, index, tenant)) {
-            None => order.push((index, tenant)),
-            Some(Ok(())) => {}
-            Some(Err(why)) => refuse(tenant, why),
-        }
-    }
+    let mut order: Vec<(usize, (&Tenant, &Option<u32>))> = plan.tenants.iter().zip(&plan.hosts).enumerate().collect();
     if !in_order {
-        order.sort_by_cached_key(|(_, tenant)| std::cmp::Reverse(tenant.bandwidth()));
+        order.sort_by_cached_key(|(_, (tenant, host))| host.is_none().then(|| std::cmp::Reverse(tenant.bandwidth())));
     }
-    for (index, tenant) in order {
+    for (index, (tenant, host)) in order {
+        if let Some(on) = host.and_then(|host| filled.get_mut((host as usize).checked_sub(1)?)) {
+            if let Err(why) = on.add(plan, index, tenant) {
+                refuse(tenant, why);
+            }
+            continue;
+        }
         let mut by_room: Vec<&mut Filled> = filled.iter_mut().collect();
         by_room.sort_by_key(|on| on.total());
         if !in_order {
@@ -451,6 +449,15 @@ mod tests {
         };
         let config = SchedConfig { leases: tenants.iter().map(lease).collect(), ..SchedConfig::default() };
         settle(&config, &[], &(0..plan.cpus).collect(), &Settled::default(), &ontime_sched::Asks::new())
+    }
+
+    /// A scheduler that refuses what would fit is found out, although later tenants have the room in the end.
+    #[test]
+    fn in_order_tenants_that_have_a_host_take_no_room_from_those_before_them() {
+        let half = ((500_000, 1_000_000), 1, None);
+        let plan = PlanFile { hosts: vec![None, Some(1)], ..plan(1, &[half, half]) };
+        let refused = |in_order| place(&plan, 1, in_order).1.into_iter().map(|one| one.tenant).collect::<Vec<_>>();
+        assert_eq!((refused(true), refused(false)), (vec!["t1".to_owned()], vec!["t0".to_owned()]));
     }
 
     proptest! {
