@@ -332,8 +332,8 @@ pub(crate) struct Caps {
     entries: BTreeMap<ThreadId, Entry>,
     uncovered: BTreeMap<ThreadId, Cover>,
     free: Vec<SlotIndex>,
-    /// The reservation of each pool of the watcher's table.
-    pools: Vec<Option<String>>,
+    /// The number of each reservation's pool in the watcher's table.
+    pools: BTreeMap<String, usize>,
     /// The threads that read for the watcher.
     readers: Readers,
     /// The most threads watched (`cap.threads`).
@@ -411,7 +411,7 @@ impl Caps {
             entries: BTreeMap::new(),
             uncovered: BTreeMap::new(),
             free: (0..capacity).rev().collect(),
-            pools: Vec::new(),
+            pools: BTreeMap::new(),
             readers,
             capacity,
         })
@@ -448,6 +448,9 @@ impl Caps {
                 self.order(Order::Forget(entry.index))?;
             }
         }
+        let shared = self.entries.values().filter_map(|entry| entry.watch.shared.as_ref());
+        let used: BTreeSet<&String> = shared.map(|shared| &shared.reservation).collect();
+        self.pools.retain(|reservation, _| used.contains(reservation));
         self.sync()
     }
 
@@ -616,20 +619,14 @@ impl Caps {
         Ok((index, Box::new(slot)))
     }
 
-    /// The pool of a reservation: the one that it has, or one that no watched thread is in. There are no more than slots.
+    /// The pool of a reservation: the one that it has, or another one. There are no more than slots.
     fn pool(&mut self, shared: &SharedCap) -> Pool {
-        let Self { pools, entries, .. } = self;
-        let is_used = |name: &String| {
-            entries.values().any(|entry| entry.watch.shared.as_ref().is_some_and(|of| of.reservation == *name))
-        };
-        let has = |pool: &Option<String>| pool.as_ref() == Some(&shared.reservation);
-        let free = |pool: &Option<String>| !pool.as_ref().is_some_and(is_used);
-        let number = pools.iter().position(has).or_else(|| pools.iter().position(free)).unwrap_or(pools.len());
-        let name = Some(shared.reservation.clone());
-        match pools.get_mut(number) {
-            Some(pool) => *pool = name,
-            None => pools.push(name),
-        }
+        let pools = &mut self.pools;
+        let number = pools.get(&shared.reservation).copied().unwrap_or_else(|| {
+            let taken: BTreeSet<usize> = pools.values().copied().collect();
+            (0..).find(|number| !taken.contains(number)).unwrap_or(taken.len())
+        });
+        pools.insert(shared.reservation.clone(), number);
         Pool { number, share: shared.share }
     }
 
