@@ -48,6 +48,9 @@ func allocated(name, config string, results ...resourceapi.DeviceRequestAllocati
 	}
 }
 
+// second is a pod that names a claim that another pod already has.
+var second = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "another"}
+
 var tenth = parameters(`"budget":"1ms","period":"10ms"`)
 
 func TestAClaimBecomesAReservation(t *testing.T) {
@@ -115,8 +118,8 @@ func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
 			claim.Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw = []byte(parameters(`"budget":"1ms"`))
 		},
 		"for 0 pods": func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor = nil },
-		"for 2 pods": func(claim *resourceapi.ResourceClaim) {
-			claim.Status.ReservedFor = append(claim.Status.ReservedFor, claim.Status.ReservedFor[0])
+		"claim a is for 2 pods (pod-a, second), but CPU time is reserved for one: name a ResourceClaimTemplate": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, second)
 		},
 	} {
 		claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
@@ -289,12 +289,13 @@ func (driver *driver) renewOne(ctx, lookups context.Context, uid types.UID, reco
 	// The API server may take long to answer, so kubelet does not wait for this.
 	gone, err := driver.isGone(lookups, uid, record)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "A claim could not be looked up; its reservation is kept",
-			"claim", klog.KRef(record.Namespace, record.Name))
+		klog.FromContext(ctx).Error(err, "A claim's reservation is kept",
+			"claim", klog.KRef(record.Namespace, record.Name), "pod", record.Reservation.For.Pod)
 	}
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
-	if _, still := driver.records.claims[uid]; !still {
+	// Meanwhile kubelet may have given the claim back, and prepared it for another pod.
+	if now, still := driver.records.claims[uid]; !still || !reflect.DeepEqual(now, record) {
 		return nil
 	}
 	if gone {
@@ -315,11 +316,13 @@ func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) 
 		return true, nil
 	}
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("look up the claim: %w", err)
 	}
-	if claim.UID != uid || claim.Status.Allocation == nil {
+	_, used := podsOf(claim)[types.UID(record.Reservation.For.Pod)]
+	if claim.UID != uid || claim.Status.Allocation == nil || !used {
 		return true, nil
 	}
-	// Another pod may name the same claim and wait for it.
-	return !slices.Contains(podsOf(claim), types.UID(record.Reservation.For.Pod)), nil
+	// Where policy pods.cpu.ontime is not installed, another pod may use the claim as well, and has no CPU time.
+	_, err = podOf(claim)
+	return false, err
 }
