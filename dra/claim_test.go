@@ -118,7 +118,7 @@ func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
 			claim.Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw = []byte(parameters(`"budget":"1ms"`))
 		},
 		"for 0 pods": func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor = nil },
-		"(pod-a, second), but CPU time is reserved for one: name a ResourceClaimTemplate": func(claim *resourceapi.ResourceClaim) {
+		"for 2 pods (pod-a, second), but CPU time is reserved for one": func(claim *resourceapi.ResourceClaim) {
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, second)
 		},
 	} {

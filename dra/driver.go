@@ -126,8 +126,8 @@ func (driver *driver) checkKernel(ctx context.Context) error {
 	return err
 }
 
-// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin]. A pod's end does not wait for a daemon that is away: its
-// record lets a later look end the reservation.
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin]. A pod's end does not wait for a daemon that is away: a
+// later look ends what is recorded as released.
 func (driver *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (
 	map[types.UID]error, error) {
 	driver.mutex.Lock()

@@ -430,6 +430,16 @@ func TestADriverThatStartsBesideASilentAPIServerRenews(t *testing.T) {
 	helper.Stop()
 }
 
+func TestADriverIsReadyWhenKubeletHasRegisteredIt(t *testing.T) {
+	for registered, status := range map[bool]int{false: 503, true: 200} {
+		answer := httptest.NewRecorder()
+		readiness(func() bool { return registered }).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+		if answer.Code != status {
+			t.Errorf("registered: %v, status %d", registered, answer.Code)
+		}
+	}
+}
+
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){

@@ -113,7 +113,7 @@ func (cluster *cluster) documentedPodRuns(t *testing.T) {
 		if !strings.HasPrefix(line, "    ") || command == "" {
 			continue
 		}
-		words := strings.Fields(strings.ReplaceAll(command, "NODE", cluster.nodes[0].name))
+		words := strings.Fields(strings.NewReplacer("NODE", cluster.nodes[0].name, "NAMESPACE", namespace).Replace(command))
 		switch words[0] {
 		case "kubectl":
 			out, err := cluster.kubectl(words[1:]...)
@@ -221,8 +221,8 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 	}
 }
 
-// claimsAreForOnePod lets a second pod name the claim of a pod. It must stay Pending: kubelet would start it, because the
-// claim is prepared.
+// claimsAreForOnePod lets a second pod name the claim of a pod. It must stay Pending: kubelet would start it, because
+// the claim is prepared.
 func (cluster *cluster) claimsAreForOnePod(t *testing.T) {
 	cluster.submit(t, "first", demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})
 	first := cluster.decided(t, 1)[0]
@@ -245,8 +245,8 @@ func (cluster *cluster) claimsAreForOnePod(t *testing.T) {
 	cluster.nothingIsHeld()
 }
 
-// driversWriteTheirOwn writes slices as drivers: their policy lets them describe their own node only, also in a namespace
-// that is not the manifests'.
+// driversWriteTheirOwn writes slices as drivers: their policy lets them describe their own node only, also in another
+// namespace than the manifests'.
 func (cluster *cluster) driversWriteTheirOwn(t *testing.T) {
 	const other = "other-system"
 	for _, arguments := range [][]string{{"create", "namespace", other},
@@ -280,6 +280,10 @@ func (cluster *cluster) writesItsOwn(t *testing.T, token string) {
 	_, err = client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) {
 		t.Fatalf("a driver reads secrets: %v", err)
+	}
+	_, err = client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Fatalf("a driver reads all pods: %v", err)
 	}
 }
 
