@@ -176,6 +176,23 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 	}
 }
 
+// A request that states no capacity consumes the default, which no reservation fits.
+func TestARequestWithoutCapacityReservesNothing(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, Largest: 900_000,
+		PinnedPerCPU: 900_000}}
+	for _, device := range devicesOf(state, cpuset.New(1), true) {
+		for name, capacity := range device.Capacity {
+			if capacity.RequestPolicy.Default.Value() != 1 {
+				t.Errorf("capacity %s of device %s has the default %v", name, device.Name, capacity.RequestPolicy.Default)
+			}
+		}
+		least := allocated("a", parameters(`"budget":"1us","period":"500ms"`), deviceResult(device.Name, 1))
+		if found, err := reservationOf(least, testNode, time.Minute); err == nil {
+			t.Errorf("device %s: %+v", device.Name, found)
+		}
+	}
+}
+
 func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
 		Requested: []heldReservation{
