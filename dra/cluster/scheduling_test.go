@@ -208,7 +208,6 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"allocationMode must be":     allOf(shared(demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})),
 		"names other requests only":  configuredFor(shared(good), "other"),
 		"firstAvailable cannot have": alternatives(shared(good)),
-		"adminAccess must be false":  asAdministrator(shared(good)),
 	} {
 		if err := create(spec); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%q: %v", reason, err)
@@ -303,11 +302,6 @@ func counted(spec resourceapi.ResourceClaimSpec, class string, count int64) reso
 
 func allOf(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
 	spec.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
-	return spec
-}
-
-func asAdministrator(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
-	spec.Devices.Requests[0].Exactly.AdminAccess = ptr.To(true)
 	return spec
 }
 
