@@ -448,8 +448,8 @@ func (cluster *cluster) kill(victim string, node *node) {
 }
 
 // killsAtEveryStepLeakNothing kills each kind of process while a pod takes each step of its life. When the step has
-// been repeated until it succeeded, and the pod is gone, nothing is held after a
-// look of the driver, not when a lease has ended.
+// been repeated until it succeeded, and the pod is gone, nothing is held after a look of the driver, not only when a
+// lease has ended.
 func (cluster *cluster) killsAtEveryStepLeakNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
 	small := demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000}
