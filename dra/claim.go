@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,12 +126,12 @@ func configOf(claim *resourceapi.ResourceClaim, request string) (reservationConf
 	return parseConfig(found)
 }
 
-// podsOf are the pods that use a claim, or wait for it.
-func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
-	var pods []types.UID
+// podsOf are the names of the pods that may use a claim.
+func podsOf(claim *resourceapi.ResourceClaim) map[types.UID]string {
+	pods := map[types.UID]string{}
 	for _, consumer := range claim.Status.ReservedFor {
 		if consumer.Resource == "pods" && consumer.APIGroup == "" {
-			pods = append(pods, consumer.UID)
+			pods[consumer.UID] = consumer.Name
 		}
 	}
 	return pods
@@ -140,8 +141,9 @@ func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
 func podOf(claim *resourceapi.ResourceClaim) (types.UID, error) {
 	pods := podsOf(claim)
 	if len(pods) != 1 {
-		return "", fmt.Errorf("claim %s is for %d pods: CPU time is reserved for one; use a ResourceClaimTemplate",
-			claim.Name, len(pods))
+		names := strings.Join(slices.Sorted(maps.Values(pods)), ", ")
+		return "", fmt.Errorf("claim %s is for %d pods (%s), but CPU time is reserved for one: name a "+
+			"ResourceClaimTemplate in each pod, which gives each a claim of its own", claim.Name, len(pods), names)
 	}
-	return pods[0], nil
+	return slices.Collect(maps.Keys(pods))[0], nil
 }

@@ -48,6 +48,9 @@ func allocated(name, config string, results ...resourceapi.DeviceRequestAllocati
 	}
 }
 
+// second is a pod that names a claim that another pod already has.
+var second = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "another"}
+
 var tenth = parameters(`"budget":"1ms","period":"10ms"`)
 
 func TestAClaimBecomesAReservation(t *testing.T) {
@@ -115,8 +118,8 @@ func TestClaimsThatCannotBeKeptAreRefusedByName(t *testing.T) {
 			claim.Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw = []byte(parameters(`"budget":"1ms"`))
 		},
 		"for 0 pods": func(claim *resourceapi.ResourceClaim) { claim.Status.ReservedFor = nil },
-		"for 2 pods": func(claim *resourceapi.ResourceClaim) {
-			claim.Status.ReservedFor = append(claim.Status.ReservedFor, claim.Status.ReservedFor[0])
+		"for 2 pods (pod-a, second), but CPU time is reserved for one": func(claim *resourceapi.ResourceClaim) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, second)
 		},
 	} {
 		claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
@@ -170,6 +173,23 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 	state.Off = ptr.To("the daemon only observes")
 	if devices := devicesOf(state, cpuset.New(), false); devices != nil {
 		t.Errorf("%v is published although nothing can be reserved", devices)
+	}
+}
+
+// A request that states no capacity consumes the default, which no reservation fits.
+func TestARequestWithoutCapacityReservesNothing(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, Largest: 900_000,
+		PinnedPerCPU: 900_000}}
+	for _, device := range devicesOf(state, cpuset.New(1), true) {
+		for name, capacity := range device.Capacity {
+			if capacity.RequestPolicy.Default.Value() != 1 {
+				t.Errorf("capacity %s of device %s has the default %v", name, device.Name, capacity.RequestPolicy.Default)
+			}
+		}
+		least := allocated("a", parameters(`"budget":"1us","period":"500ms"`), deviceResult(device.Name, 1))
+		if found, err := reservationOf(least, testNode, time.Minute); err == nil {
+			t.Errorf("device %s: %+v", device.Name, found)
+		}
 	}
 }
 

@@ -11,13 +11,18 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -39,14 +44,17 @@ type classReservation struct {
 // classes gives pods of this node class rt by their label. Who may write the label in the allowed namespaces is the
 // cluster's policy: a container of class rt delays all bulk work of its CPU, up to its runtime cap.
 type classes struct {
-	namespaces []string
-	lease      time.Duration
-	daemon     *daemonClient
-	pods       corelisters.PodLister
+	lease  time.Duration
+	daemon *daemonClient
+	client kubernetes.Interface
+	// pods has the labelled pods of each namespace.
+	pods []corelisters.PodLister
 	// changed has an element after a change of a pod.
 	changed chan struct{}
 	// given is the level of each reservation that was made, and when.
 	given map[string]givenClass
+	// reserving says of each pod with claims whether one of them reserves CPU time.
+	reserving map[types.UID]bool
 }
 
 type givenClass struct {
@@ -54,16 +62,15 @@ type givenClass struct {
 	at    time.Time
 }
 
-// watchClasses follows the labelled pods of a node until the context ends.
+// watchClasses follows the labelled pods of a node in these namespaces until the context ends. It reads no other pods,
+// so that a RoleBinding in each namespace suffices.
 func watchClasses(ctx context.Context, client kubernetes.Interface, node string, namespaces []string,
 	daemon *daemonClient, lease, interval time.Duration) error {
 	ofNode := informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 		options.LabelSelector = levelLabel
 	})
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, ofNode)
-	pods := factory.Core().V1().Pods()
-	classes := newClasses(pods.Lister(), namespaces, daemon, lease)
+	classes := newClasses(client, daemon, lease)
 	notify := func(any) {
 		select {
 		case classes.changed <- struct{}{}:
@@ -72,12 +79,28 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 	}
 	handler := cache.ResourceEventHandlerFuncs{AddFunc: notify, DeleteFunc: notify,
 		UpdateFunc: func(_, changed any) { notify(changed) }}
-	if _, err := pods.Informer().AddEventHandler(handler); err != nil {
-		return fmt.Errorf("follow the pods of node %s: %w", node, err)
+	var synced []cache.InformerSynced
+	for _, namespace := range namespaces {
+		unread := func(ctx context.Context, reflector *cache.Reflector, err error) {
+			cache.DefaultWatchErrorHandler(ctx, reflector, err)
+			if apierrors.IsForbidden(err) {
+				klog.FromContext(ctx).Error(err, "Until all pods are read, no pod gets a class by its label: bind ClusterRole "+
+					"ontime-pods in this namespace, or take the namespace out of --class-namespaces",
+					"namespace", namespace)
+			}
+		}
+		factory := informers.NewSharedInformerFactoryWithOptions(client, 0, ofNode, informers.WithNamespace(namespace))
+		pods := factory.Core().V1().Pods()
+		_, err := pods.Informer().AddEventHandler(handler)
+		if err = errors.Join(err, pods.Informer().SetWatchErrorHandlerWithContext(unread)); err != nil {
+			return fmt.Errorf("follow the pods of node %s: %w", node, err)
+		}
+		classes.pods = append(classes.pods, pods.Lister())
+		synced = append(synced, pods.Informer().HasSynced)
+		factory.Start(ctx.Done())
 	}
-	factory.Start(ctx.Done())
 	// What is not known yet must not be given back.
-	if !cache.WaitForCacheSync(ctx.Done(), pods.Informer().HasSynced) {
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
 	}
 	ticker := time.NewTicker(interval)
@@ -94,14 +117,14 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 	}
 }
 
-func newClasses(pods corelisters.PodLister, namespaces []string, daemon *daemonClient, lease time.Duration) *classes {
-	return &classes{namespaces: namespaces, lease: lease, daemon: daemon, pods: pods,
-		changed: make(chan struct{}, 1), given: map[string]givenClass{}}
+func newClasses(client kubernetes.Interface, daemon *daemonClient, lease time.Duration) *classes {
+	return &classes{lease: lease, daemon: daemon, client: client, changed: make(chan struct{}, 1),
+		given: map[string]givenClass{}, reserving: map[types.UID]bool{}}
 }
 
 // look makes the daemon's list what the pods' labels say.
 func (classes *classes) look(ctx context.Context) error {
-	wanted, problem := classes.wanted()
+	wanted, problem := classes.wanted(ctx)
 	state, err := classes.daemon.state(ctx)
 	if err != nil {
 		return errors.Join(problem, err)
@@ -121,11 +144,14 @@ func (classes *classes) look(ctx context.Context) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		reservation := wanted[name]
+		if reservation == nil {
+			continue
+		}
 		given, before := classes.given[name]
 		if before && known[name] && given.level == reservation.Level && time.Since(given.at) < classes.lease/3 {
 			continue
 		}
-		if err := classes.daemon.ask(ctx, http.MethodPut, name, &reservation, nil); err != nil {
+		if err := classes.daemon.ask(ctx, http.MethodPut, name, reservation, nil); err != nil {
 			problems = append(problems, fmt.Errorf("pod %s: %w", reservation.For.Pod, err))
 			continue
 		}
@@ -134,33 +160,88 @@ func (classes *classes) look(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// wanted is what the labels of living pods ask for, by the daemon's names. A pod with claims has its class by these.
-func (classes *classes) wanted() (map[string]classReservation, error) {
-	pods, err := classes.pods.List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list the node's pods: %w", err)
-	}
-	wanted := map[string]classReservation{}
+// wanted is what the labels of living pods ask for, by the daemon's names. It is nil for a pod whose claims could not
+// be looked up: what such a pod has stays.
+func (classes *classes) wanted(ctx context.Context) (map[string]*classReservation, error) {
+	wanted, reserving := map[string]*classReservation{}, map[types.UID]bool{}
 	var problems []error
-	for _, pod := range pods {
-		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-		if ended || len(pod.Spec.ResourceClaims) > 0 {
-			continue
-		}
-		value := pod.Labels[levelLabel]
-		level, err := strconv.Atoi(value)
-		switch {
-		case !slices.Contains(classes.namespaces, pod.Namespace):
-			err = fmt.Errorf("its namespace is none of --class-namespaces, so label %s is ignored", levelLabel)
-		case err != nil || level < 0 || level > lowestLevel || strconv.Itoa(level) != value:
-			err = fmt.Errorf("label %s is %q: write a level from 0 (most urgent) to %d", levelLabel, value, lowestLevel)
-		}
+	for _, namespace := range classes.pods {
+		pods, err := namespace.List(labels.Everything())
 		if err != nil {
-			problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+			return nil, fmt.Errorf("list the node's pods: %w", err)
+		}
+		for _, pod := range pods {
+			if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+				continue
+			}
+			name := classPrefix + uidOf(pod)
+			reserves, err := classes.reserves(ctx, pod)
+			if err != nil {
+				wanted[name] = nil
+				problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+				continue
+			}
+			reserving[pod.UID] = reserves
+			if reserves {
+				continue
+			}
+			reservation, err := classes.reservationFor(pod)
+			if err != nil {
+				problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+				continue
+			}
+			wanted[name] = reservation
+		}
+	}
+	classes.reserving = reserving
+	return wanted, errors.Join(problems...)
+}
+
+// reserves says whether a pod has CPU time by a claim. Such a pod has its class by this claim. A pod's claims and their
+// allocation stay the same while the pod is on the node.
+func (classes *classes) reserves(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if known, found := classes.reserving[pod.UID]; found {
+		return known, nil
+	}
+	for index := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[index])
+		if err != nil {
+			return false, err
+		}
+		if name == nil {
 			continue
 		}
-		wanted[classPrefix+string(pod.UID)] = classReservation{For: target{Pod: string(pod.UID)}, Level: level,
-			LeaseSeconds: int64(classes.lease / time.Second), Owner: owner}
+		claim, err := classes.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, *name, metav1.GetOptions{})
+		if err != nil {
+			return false, fmt.Errorf("look up claim %s: %w", *name, err)
+		}
+		if claim.Status.Allocation != nil && len(results(claim)) > 0 {
+			return true, nil
+		}
 	}
-	return wanted, errors.Join(problems...)
+	return false, nil
+}
+
+// reservationFor is the class that a pod's label asks for.
+func (classes *classes) reservationFor(pod *corev1.Pod) (*classReservation, error) {
+	value, uid := pod.Labels[levelLabel], uidOf(pod)
+	level, err := strconv.Atoi(value)
+	if err != nil || level < 0 || level > lowestLevel || strconv.Itoa(level) != value {
+		return nil, fmt.Errorf("label %s is %q: write a level from 0 (most urgent) to %d", levelLabel, value, lowestLevel)
+	}
+	if len(validation.IsDNS1123Label(uid)) > 0 {
+		return nil, fmt.Errorf("annotation %s is %q, which is no UID: remove it, because only kubelet writes it",
+			corev1.MirrorPodAnnotationKey, uid)
+	}
+	return &classReservation{For: target{Pod: uid}, Level: level, LeaseSeconds: int64(classes.lease / time.Second),
+		Owner: owner}, nil
+}
+
+// uidOf is the UID by which kubelet names a pod's cgroup. A static pod's own one is in an annotation: the API server
+// gives another to the mirror pod that kubelet makes of it.
+func uidOf(pod *corev1.Pod) string {
+	if own, static := pod.Annotations[corev1.MirrorPodAnnotationKey]; static {
+		return own
+	}
+	return string(pod.UID)
 }

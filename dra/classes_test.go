@@ -1,16 +1,21 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"ontime/dra/daemontest"
 )
@@ -27,28 +32,131 @@ func classesOf(daemon *daemonClient, pods ...*corev1.Pod) *classes {
 	for _, pod := range pods {
 		_ = indexer.Add(pod)
 	}
-	return newClasses(corelisters.NewPodLister(indexer), []string{"plant"}, daemon, time.Minute)
+	classes := newClasses(apiServer(), daemon, time.Minute)
+	classes.pods = []corelisters.PodLister{corelisters.NewPodLister(indexer)}
+	return classes
 }
 
-func TestOnlyLivingPodsWithALevelAndWithoutAClaimHaveAClass(t *testing.T) {
-	done, claimed := labelled("plant", "done", "1"), labelled("plant", "claimed", "1")
-	done.Status.Phase = corev1.PodSucceeded
-	claimed.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "time"}}
-	wanted, err := classesOf(nil, labelled("plant", "most", "0"), labelled("plant", "least", "8"), done, claimed).wanted()
+// levels is what is wanted, as text.
+func levels(t *testing.T, classes *classes) string {
+	t.Helper()
+	wanted, err := classes.wanted(t.Context())
 	ok(t, err)
 	found := map[string]int{}
 	for name, reservation := range wanted {
 		found[name] = reservation.Level
 	}
-	if fmt.Sprint(found) != "map[class-least-uid:8 class-most-uid:0]" {
+	return fmt.Sprint(found)
+}
+
+func TestOnlyLivingPodsWithALevelHaveAClass(t *testing.T) {
+	done := labelled("plant", "done", "1")
+	done.Status.Phase = corev1.PodSucceeded
+	followed := classesOf(nil, labelled("plant", "most", "0"), labelled("plant", "least", "8"), done)
+	if found := levels(t, followed); found != "map[class-least-uid:8 class-most-uid:0]" {
 		t.Fatalf("%v", found)
 	}
 	for _, wrong := range []*corev1.Pod{labelled("plant", "a", ""), labelled("plant", "a", "9"),
 		labelled("plant", "a", "-1"), labelled("plant", "a", "rt"), labelled("plant", "a", "01"),
-		labelled("plant", "a", "99999999999999999999"), labelled("other", "a", "0")} {
-		wanted, err := classesOf(nil, wrong, labelled("plant", "b", "3")).wanted()
+		labelled("plant", "a", "99999999999999999999"), mirror("a", "0", "x/../../y"), mirror("a", "0", "")} {
+		wanted, err := classesOf(nil, wrong, labelled("plant", "b", "3")).wanted(t.Context())
 		if len(wanted) != 1 || err == nil || !strings.Contains(err.Error(), wrong.Namespace+"/a") {
 			t.Errorf("label %q: %v, %v", wrong.Labels[levelLabel], wanted, err)
+		}
+	}
+}
+
+// mirror is what the API server has of a static pod.
+func mirror(name, level, hash string) *corev1.Pod {
+	pod := labelled("plant", name, level)
+	pod.Annotations = map[string]string{"kubernetes.io/config.mirror": hash, "kubernetes.io/config.hash": hash}
+	return pod
+}
+
+// A static pod's cgroup has the UID that kubelet chose, not the mirror's. On other pods a user may write the hash.
+func TestAStaticPodHasTheUIDOfItsCgroup(t *testing.T) {
+	const hash = "0af9c1d2e3b4a5968778695a4b3c2d1e"
+	stranger := labelled("plant", "stranger", "5")
+	stranger.Annotations = map[string]string{"kubernetes.io/config.hash": "victim-uid"}
+	wanted, err := classesOf(nil, mirror("static", "3", hash), stranger).wanted(t.Context())
+	ok(t, err)
+	static, other := wanted["class-"+hash], wanted["class-stranger-uid"]
+	if len(wanted) != 2 || static == nil || static.For.Pod != hash || other == nil {
+		t.Errorf("%v", wanted)
+	}
+}
+
+// A pod with CPU time by a claim has its class by this claim, a pod with another driver's claim by its label.
+func TestAPodWithAnotherDriversClaimHasAClass(t *testing.T) {
+	pod := func(name string, claims ...string) *corev1.Pod {
+		pod := labelled("plant", name, "1")
+		for index := range claims {
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claims[index],
+				ResourceClaimTemplateName: ptr.To("template")})
+			pod.Status.ResourceClaimStatuses = append(pod.Status.ResourceClaimStatuses,
+				corev1.PodResourceClaimStatus{Name: claims[index], ResourceClaimName: &claims[index]})
+		}
+		return pod
+	}
+	gpu := allocated("gpu", "{}", resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: "gpu.example.com"})
+	cpu := allocated("cpu", tenth, deviceResult(sharedDevice, 100_000))
+	gpu.Namespace, cpu.Namespace = "plant", "plant"
+	api := apiServer(gpu, cpu)
+	followed := classesOf(nil, pod("gpu", "gpu"), pod("cpu", "cpu"), pod("both", "gpu", "cpu"))
+	followed.client = api
+	for range 2 {
+		if found := levels(t, followed); found != "map[class-gpu-uid:1]" {
+			t.Errorf("%v", found)
+		}
+	}
+	if asked := len(api.Actions()); asked != 4 {
+		t.Errorf("%d look-ups of claims", asked)
+	}
+}
+
+// What a pod has stays while its claims cannot be looked up.
+func TestAClassIsKeptWhileAClaimCannotBeLookedUp(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{"class-pod-uid": true, "class-gone-uid": true})
+	pod := labelled("plant", "pod", "1")
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("gpu")}}
+	err := classesOf(newDaemonClient(socket), pod).look(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "pod plant/pod: look up claim gpu") {
+		t.Errorf("%v", err)
+	}
+	if !memory.held["class-pod-uid"] || len(memory.held) != 1 {
+		t.Errorf("%v", memory.held)
+	}
+}
+
+// The driver's rights are those of a RoleBinding in each listed namespace.
+func TestOnlyPodsOfListedNamespacesAreRead(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{})
+	api := fake.NewClientset(labelled("plant", "a", "0"), labelled("cell", "b", "1"), labelled("other", "c", "2"))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- watchClasses(ctx, api, testNode, []string{"plant", "cell"}, newDaemonClient(socket), time.Minute,
+			time.Millisecond)
+	}()
+	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+		memory.mutex.Lock()
+		held := maps.Clone(memory.held)
+		memory.mutex.Unlock()
+		if held["class-a-uid"] && held["class-b-uid"] {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v", held)
+		}
+	}
+	stop()
+	ok(t, <-ended)
+	if len(memory.held) != 2 {
+		t.Errorf("%v", memory.held)
+	}
+	for _, action := range api.Actions() {
+		if namespace := action.GetNamespace(); namespace != "plant" && namespace != "cell" {
+			t.Errorf("%s %s in namespace %q", action.GetVerb(), action.GetResource().Resource, namespace)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -52,6 +54,15 @@ type heldReservation struct {
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`
 	Why  *string `json:"why"`
+}
+
+// problem is why the daemon does not hold the bandwidth now.
+func (held heldReservation) problem() error {
+	if held.Held == nil || *held.Held {
+		return nil
+	}
+	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s",
+		ptr.Deref(held.Why, "it does not say why"))
 }
 
 // isOwn says whether this driver's user has requested a reservation with such a name. Any user who may reserve chooses
@@ -113,14 +124,7 @@ func (daemon *daemonClient) reserve(ctx context.Context, name string, wanted res
 	if err := daemon.ask(ctx, http.MethodPut, name, &wanted, &held); err != nil {
 		return err
 	}
-	if held.Held == nil || *held.Held {
-		return nil
-	}
-	why := "it does not say why"
-	if held.Why != nil {
-		why = *held.Why
-	}
-	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s", why)
+	return held.problem()
 }
 
 // release ends a reservation. It is no error if there is none of that name.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
@@ -90,7 +90,7 @@ func (driver *driver) prepare(ctx context.Context, claim *resourceapi.ResourceCl
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
 	for uid, other := range driver.records.claims {
-		if uid != claim.UID && other.Reservation.For == wanted.For {
+		if uid != claim.UID && !other.Released && other.Reservation.For == wanted.For {
 			return fmt.Errorf("the pod of claim %s has claim %s for driver %s too, and can use only one: ask for all its "+
 				"CPU time in one claim", claim.Name, other.Name, driverName)
 		}
@@ -109,7 +109,7 @@ func (driver *driver) prepare(ctx context.Context, claim *resourceapi.ResourceCl
 			return errors.Join(err, driver.records.put(claim.UID, former))
 		}
 		// The daemon may have reserved although its answer was lost.
-		return errors.Join(err, driver.giveBack(ctx, claim.UID))
+		return errors.Join(err, driver.giveBack(claim.UID, added), driver.end(ctx, claim.UID))
 	}
 	return nil
 }
@@ -126,20 +126,38 @@ func (driver *driver) checkKernel(ctx context.Context) error {
 	return err
 }
 
-// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin]. A pod's end does not wait for a daemon that is away: a
+// later look ends what is recorded as released.
 func (driver *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (
 	map[types.UID]error, error) {
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
 	released := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
-		released[claim.UID] = driver.giveBack(ctx, claim.UID)
+		given := driver.records.claims[claim.UID]
+		given.Namespace, given.Name = claim.Namespace, claim.Name
+		err := driver.giveBack(claim.UID, given)
+		released[claim.UID] = err
+		if err != nil {
+			continue
+		}
+		if err := driver.end(ctx, claim.UID); err != nil {
+			klog.FromContext(ctx).Error(err, "A reservation that was given back could not be ended; trying again",
+				"claim", klog.KRef(claim.Namespace, claim.Name), "uid", claim.UID)
+		}
 	}
 	return released, nil
 }
 
-// giveBack ends the reservation of a claim, whether it is recorded or not. The caller holds the mutex.
-func (driver *driver) giveBack(ctx context.Context, claim types.UID) error {
+// giveBack records that the reservation of a claim has to end, whether the claim was recorded or not. The caller holds
+// the mutex.
+func (driver *driver) giveBack(claim types.UID, given record) error {
+	given.Released = true
+	return driver.records.put(claim, given)
+}
+
+// end ends the reservation of a claim that was given back. The caller holds the mutex.
+func (driver *driver) end(ctx context.Context, claim types.UID) error {
 	if err := driver.daemon.release(ctx, reservationName(claim)); err != nil {
 		return err
 	}
@@ -214,7 +232,7 @@ func (driver *driver) run(ctx context.Context, helper publisher, interval time.D
 	}
 }
 
-// changedErrors logs an error that lasts once, not at each look.
+// changedErrors logs an error that lasts once, not at each look, and its end.
 type changedErrors struct {
 	last string
 }
@@ -224,14 +242,23 @@ func (errors *changedErrors) tell(ctx context.Context, err error, message string
 	if err != nil {
 		text = err.Error()
 	}
-	if text != "" && text != errors.last && ctx.Err() == nil {
+	if text == errors.last || ctx.Err() != nil {
+		return
+	}
+	if err != nil {
 		klog.FromContext(ctx).Error(err, message)
+	} else {
+		klog.FromContext(ctx).Info("The last error is over", "error", errors.last)
 	}
 	errors.last = text
 }
 
 // look publishes the node's capacity if it has changed, and renews reservations.
 func (driver *driver) look(ctx context.Context, to publisher) error {
+	// Before the daemon's state is read: a claim that kubelet prepares meanwhile is not taken for lost.
+	driver.mutex.Lock()
+	recorded := maps.Clone(driver.records.claims)
+	driver.mutex.Unlock()
 	state, err := driver.daemon.state(ctx)
 	if err != nil {
 		driver.unheard++
@@ -241,8 +268,11 @@ func (driver *driver) look(ctx context.Context, to publisher) error {
 		return errors.Join(err, driver.publish(ctx, to, nil))
 	}
 	driver.unheard = 0
-	problem := driver.publish(ctx, to, devicesOf(state, driver.pinned, driver.anyKernel))
-	return errors.Join(problem, driver.renew(ctx, state))
+	if state.Off != nil {
+		err = fmt.Errorf("Ontime's daemon on this node reserves no CPU time, so the node publishes none: %s", *state.Off)
+	}
+	return errors.Join(err, driver.publish(ctx, to, devicesOf(state, driver.pinned, driver.anyKernel)),
+		driver.renew(ctx, recorded, state))
 }
 
 func (driver *driver) publish(ctx context.Context, to publisher, devices []resourceapi.Device) error {
@@ -256,55 +286,66 @@ func (driver *driver) publish(ctx context.Context, to publisher, devices []resou
 	return nil
 }
 
-// renew begins each lease anew that the daemon has lost or of which a third is over, and gives back what belongs to
-// pods that are gone.
-func (driver *driver) renew(ctx context.Context, state nodeState) error {
+// renew begins each lease anew that the daemon has lost or of which a third is over, gives back what belongs to pods
+// that are gone, and ends what was given back.
+func (driver *driver) renew(ctx context.Context, recorded map[types.UID]record, state nodeState) error {
 	held := make(map[string]heldReservation, len(state.Requested))
 	for _, reservation := range state.Requested {
 		if reservation.isOwn(reservationName("")) {
 			held[reservation.Name] = reservation
 		}
 	}
-	driver.mutex.Lock()
-	recorded := maps.Clone(driver.records.claims)
-	driver.mutex.Unlock()
 	// All look-ups together must leave time to renew each lease, because the API server may not answer any of them.
 	lookups, cancel := context.WithTimeout(ctx, min(daemonTimeout, driver.lease/6))
 	defer cancel()
 	var problems []error
 	for uid, record := range recorded {
 		present, found := held[reservationName(uid)]
-		if found && present.LeftSeconds > driver.lease.Seconds()*2/3 {
-			continue
+		err := present.problem()
+		if record.Released || !found || present.LeftSeconds <= driver.lease.Seconds()*2/3 {
+			err = driver.renewOne(ctx, lookups, uid, record, !found)
 		}
-		if err := driver.renewOne(ctx, lookups, uid, record); err != nil {
+		if err != nil {
 			problems = append(problems, fmt.Errorf("claim %s/%s: %w", record.Namespace, record.Name, err))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// renewOne renews a reservation, or gives it back. It asks the API server within `lookups`.
-func (driver *driver) renewOne(ctx, lookups context.Context, uid types.UID, record record) error {
-	// The API server may take long to answer, so kubelet does not wait for this.
-	gone, err := driver.isGone(lookups, uid, record)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "A claim could not be looked up; its reservation is kept",
-			"claim", klog.KRef(record.Namespace, record.Name))
+// renewOne renews a reservation, or ends it. It asks the API server within `lookups`.
+func (driver *driver) renewOne(ctx, lookups context.Context, uid types.UID, record record, lost bool) error {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(record.Namespace, record.Name), "uid", uid)
+	gone := false
+	if !record.Released {
+		// The API server may take long to answer, so kubelet does not wait for this.
+		var err error
+		if gone, err = driver.isGone(lookups, uid, record); err != nil {
+			log.Error(err, "A claim's reservation is kept", "pod", record.Reservation.For.Pod)
+		}
 	}
 	driver.mutex.Lock()
 	defer driver.mutex.Unlock()
-	if _, still := driver.records.claims[uid]; !still {
+	// Meanwhile kubelet may have given the claim back, and prepared it for another pod.
+	if now, still := driver.records.claims[uid]; !still || !reflect.DeepEqual(now, record) {
 		return nil
 	}
+	if record.Released {
+		return driver.end(ctx, uid)
+	}
 	if gone {
-		klog.FromContext(ctx).Info("A pod is gone; its CPU time is given back",
-			"claim", klog.KRef(record.Namespace, record.Name), "uid", uid)
-		return driver.giveBack(ctx, uid)
+		log.Info("A pod is gone; its CPU time is given back")
+		return errors.Join(driver.giveBack(uid, record), driver.end(ctx, uid))
 	}
 	renewed := record.Reservation
 	renewed.LeaseSeconds = int64(driver.lease / time.Second)
-	return driver.daemon.reserve(ctx, reservationName(uid), renewed)
+	err := driver.daemon.reserve(ctx, reservationName(uid), renewed)
+	if lost && err != nil {
+		return fmt.Errorf("the daemon has lost its reservation, and does not take it again: %w", err)
+	}
+	if lost {
+		log.Info("The daemon had lost a claim's reservation; it holds the CPU time again")
+	}
+	return err
 }
 
 // isGone says whether the pod that a claim was prepared for no longer uses it. While the API server does not answer,
@@ -315,11 +356,13 @@ func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) 
 		return true, nil
 	}
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("look up the claim: %w", err)
 	}
-	if claim.UID != uid || claim.Status.Allocation == nil {
+	_, used := podsOf(claim)[types.UID(record.Reservation.For.Pod)]
+	if claim.UID != uid || claim.Status.Allocation == nil || !used {
 		return true, nil
 	}
-	// Another pod may name the same claim and wait for it.
-	return !slices.Contains(podsOf(claim), types.UID(record.Reservation.For.Pod)), nil
+	// Where policy pods.cpu.ontime is not installed, another pod may use the claim as well, and has no CPU time.
+	_, err = podOf(claim)
+	return false, err
 }

@@ -430,6 +430,16 @@ func TestADriverThatStartsBesideASilentAPIServerRenews(t *testing.T) {
 	helper.Stop()
 }
 
+func TestADriverIsReadyWhenKubeletHasRegisteredIt(t *testing.T) {
+	for registered, status := range map[bool]int{false: 503, true: 200} {
+		answer := httptest.NewRecorder()
+		readiness(func() bool { return registered }).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
+		if answer.Code != status {
+			t.Errorf("registered: %v, status %d", registered, answer.Code)
+		}
+	}
+}
+
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){
@@ -454,21 +464,52 @@ func TestAReservationEndsWithItsPod(t *testing.T) {
 	}
 }
 
-// A second replica that names the same claim must not take the time of the pod that runs.
-func TestAPodKeepsItsTimeWhileAnotherWaitsForItsClaim(t *testing.T) {
+// A second replica that names the same claim must not take the time of the pod that runs, and is not prepared.
+func TestAPodKeepsItsTimeWhileAnotherNamesItsClaim(t *testing.T) {
 	answers, socket := serve(t)
 	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
 	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
 	shared := claim.DeepCopy()
-	shared.Status.ReservedFor = append(shared.Status.ReservedFor,
-		resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "another"})
+	shared.Status.ReservedFor = append(shared.Status.ReservedFor, second)
 	driver := newDriver(t, t.TempDir(), socket, apiServer(shared))
 	ok(t, prepare(t, driver, claim))
 	answers.requests = nil
+	if err := prepare(t, driver, shared); err == nil || !strings.Contains(err.Error(), "2 pods (pod-a, second)") {
+		t.Errorf("the second pod is prepared: %v", err)
+	}
 	ok(t, driver.look(t.Context(), &pages{}))
 	wanted := "GET /v1/reservations, PUT /v1/reservations/" + reservationName(claim.UID)
 	if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 1 {
 		t.Errorf("%s, %v", found, driver.records.claims)
+	}
+}
+
+// While a renewal asks the API server whether a pod is gone, kubelet may give its claim back and prepare it for another
+// pod. What was found out about the first pod must neither end nor replace the reservation of the second.
+func TestARenewalLeavesAClaimThatWasPreparedMeanwhile(t *testing.T) {
+	for what, gone := range map[string]bool{"the pod is gone": true, "the pod is there": false} {
+		answers, socket := serve(t)
+		answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
+		former := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
+		later := former.DeepCopy()
+		later.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{second}
+		api := apiServer()
+		driver := newDriver(t, t.TempDir(), socket, api)
+		ok(t, prepare(t, driver, former))
+		api.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+			ok(t, unprepare(t, driver, former))
+			ok(t, prepare(t, driver, later))
+			answers.requests = nil
+			if gone {
+				return true, later, nil
+			}
+			return true, former, nil
+		})
+		ok(t, driver.look(t.Context(), &pages{}))
+		pod := driver.records.claims[former.UID].Reservation.For.Pod
+		if len(answers.requests) != 0 || pod != "another" {
+			t.Errorf("%s: %v; the claim is recorded for pod %q", what, answers.requests, pod)
+		}
 	}
 }
 

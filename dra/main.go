@@ -19,6 +19,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -44,6 +46,7 @@ type options struct {
 	anyKernel  bool
 	lease      time.Duration
 	interval   time.Duration
+	health     string
 }
 
 func main() {
@@ -61,6 +64,7 @@ func main() {
 	flag.BoolVar(&options.anyKernel, "any-kernel", false, "treat a kernel without PREEMPT_RT as a real-time kernel")
 	flag.DurationVar(&options.lease, "lease", 5*time.Minute, "how long a reservation outlives this driver, 10s to 24h")
 	flag.DurationVar(&options.interval, "interval", 5*time.Second, "how often the daemon is looked at")
+	flag.StringVar(&options.health, "health", "", "where a readiness probe asks over HTTP, such as :8080; default: none")
 	flag.Parse()
 	if err := run(options); err != nil {
 		fmt.Fprintln(os.Stderr, "ontime-dra:", err)
@@ -118,9 +122,21 @@ func run(options options) error {
 	if err != nil {
 		return fmt.Errorf("start the kubelet plugin: %w", err)
 	}
-	if options.classes != "" {
+	if options.health != "" {
+		listener, err := net.Listen("tcp", options.health)
+		if err != nil {
+			return fmt.Errorf("--health %q: %w; write an address of this host and a free port", options.health, err)
+		}
+		server := http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: readiness(func() bool {
+			status := helper.RegistrationStatus()
+			return status != nil && status.PluginRegistered
+		})}
+		go func() { fatal(server.Serve(listener)) }()
+	}
+	// An empty name would mean all namespaces.
+	isComma := func(character rune) bool { return character == ',' }
+	if namespaces := strings.FieldsFunc(options.classes, isComma); len(namespaces) > 0 {
 		go func() {
-			namespaces := strings.Split(options.classes, ",")
 			if err := watchClasses(ctx, client, options.node, namespaces, driver.daemon, options.lease,
 				options.interval); err != nil {
 				fatal(err)
@@ -133,4 +149,14 @@ func run(options options) error {
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+// readiness answers a probe: the driver is ready when kubelet calls it. Without a daemon it is ready as well, because
+// it still gives back what ended pods had.
+func readiness(registered func() bool) http.Handler {
+	return http.HandlerFunc(func(writer http.ResponseWriter, _ *http.Request) {
+		if !registered() {
+			http.Error(writer, "kubelet has not registered this driver", http.StatusServiceUnavailable)
+		}
+	})
 }

@@ -11,11 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// record is a claim that the driver has prepared, or was preparing when it was killed.
+// record is a claim that the driver has prepared, or was preparing when it was killed, or whose reservation has to end.
 type record struct {
 	Namespace   string      `json:"namespace"`
 	Name        string      `json:"name"`
 	Reservation reservation `json:"reservation"`
+	// Released says that the claim was given back, but the daemon may still hold its reservation.
+	Released bool `json:"released,omitempty"`
 }
 
 // records keeps the prepared claims in a file, so that a new driver renews what an earlier one reserved, also after the

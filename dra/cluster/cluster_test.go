@@ -34,7 +34,9 @@ import (
 const (
 	namespace = "default"
 	token     = "administrator"
-	lease     = 30 * time.Second
+	// account is the driver's service account, and the name of its role.
+	account = "ontime-dra"
+	lease   = 30 * time.Second
 	// reserve is each daemon's sched.toml and a line of the file for `ontime plan`.
 	reserve = "reserve = 0.05\n"
 	// patience is how long the test waits for what must happen.
@@ -208,7 +210,7 @@ func (cluster *cluster) addNode(name string, options ...string) {
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 	_, err := cluster.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
 	must(t, err)
-	node.token = cluster.driverToken(name)
+	node.token = cluster.driverToken("ontime-system", name)
 	options = append(options, "--node", name, "--kubeconfig", cluster.kubeconfig("driver-"+name, node.token),
 		"--kubelet-dir", node.dir, "--daemon", node.daemon.Socket(), "--lease", lease.String(), "--interval", "1s",
 		"--cdi-dir", filepath.Join(node.dir, "cdi"))
@@ -225,9 +227,8 @@ func (cluster *cluster) addNode(name string, options ...string) {
 
 // driverToken is what kubelet gives to the driver's pod on a node: the token of the service account in rbac.yaml, which
 // names the node.
-func (cluster *cluster) driverToken(node string) string {
+func (cluster *cluster) driverToken(namespace, node string) string {
 	t := cluster.t
-	const namespace, account = "ontime-system", "ontime-dra"
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node}, Spec: corev1.PodSpec{
 		NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	pod, err := cluster.client.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})

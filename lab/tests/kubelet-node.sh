@@ -86,7 +86,10 @@ ip link set t-plc master br-rt up
 trace=/sys/kernel/tracing/instances/node
 mkdir $trace
 echo 16384 > $trace/buffer_size_kb
-for event in sched/sched_process_exec task/task_newtask syscalls/sys_enter_sched_setattr; do
+# sched_setattr(pid, attr): the wrapper's argument is the caller's registers, of which di and si have the two.
+echo 'p:place __x64_sys_sched_setattr pid=+112(%di):u32 policy=+u4(+104(%di)):u32 priority=+u20(+104(%di)):u32' \
+    >> /sys/kernel/tracing/kprobe_events
+for event in sched/sched_process_exec task/task_newtask kprobes/place; do
     echo 1 > $trace/events/$event/enable
 done
 
@@ -113,13 +116,14 @@ first() { # PATTERN: the time of the first such line of the trace, s
         for (word = 1; word <= NF; word++) if ($word ~ /^[0-9]+[.][0-9]+:$/) { sub(/:$/, "", $word); print $word; exit }
     }' /run/node/trace
 }
-is_fifo() { chrt -p "$1" | grep -q SCHED_FIFO; }
-# WHAT TID PATTERN: the thread is at a real-time priority, and got it soon after the trace's first such line.
+is_fifo() { chrt -p "$1" | tr '\n' ' ' | grep -Eq "SCHED_FIFO.* priority: (${2:-[0-9]+}) "; }
+# WHAT TID PRIORITY PATTERN: the thread is at FIFO PRIORITY (47 or 46: planned or entitled to its CPU time), and got this
+# place soon after the trace's first line with the pattern. Other places of the thread do not count.
 check() {
-    within 30 "$1 has a real-time priority" is_fifo "$2"
+    within 30 "$1 is at FIFO $3" is_fifo "$2" "$3"
     cat $trace/trace > /run/node/trace
-    start=$(first "$3") got=$(first "sched_setattr[(]pid: (0x)?$(printf %x "$2")[,)]")
-    [ -n "$start" ] && [ -n "$got" ] || { echo "FAILED: no start ($start) or place ($got) in the trace: $3"; exit 1; }
+    start=$(first "$4") got=$(first " place: .* pid=$2 policy=1 priority=($3)$")
+    [ -n "$start" ] && [ -n "$got" ] || { echo "FAILED: no start ($start) or place ($got) in the trace: $4"; exit 1; }
     delay=$(awk "BEGIN { print ($got - $start) * 1000 }")
     echo "figures: $1: its place $delay ms after its start; $(chrt -p "$2" | tr '\n' ' ')"
     if awk "BEGIN { exit !($delay > $limit) }"; then
@@ -134,15 +138,16 @@ container() { # FILE: the first process of the container that the file names
 
 within 3600 "the pod is Running" test -e /lab/pod
 main=$(container /lab/pod)
-check "the pod's program" "$main" "sched_process_exec: filename=/bin/busybox pid=$main "
+check "the pod's program" "$main" "47|46" "sched_process_exec: filename=/bin/busybox pid=$main "
 ontime top --once --interval 0.1 | grep '^requested: dra-.*bound'
 
 within 3600 "the VM's pod is Running" test -e /lab/vm
 main=$(container /lab/vm)
 thread() { tid=$(grep -l "^$1" /proc/"$main"/task/*/comm | head -n 1 | cut -d/ -f5) && [ -n "$tid" ]; }
-for name in "CPU 0/KVM" vhost-; do
+for place in "CPU 0/KVM:47|46" vhost-:48; do
+    name=${place%:*}
     within 60 "the VM has a thread $name" thread "$name"
-    check "the VM's thread $name" "$tid" "task_newtask: pid=$tid "
+    check "the VM's thread $name" "$tid" "${place#*:}" "task_newtask: pid=$tid "
 done
 # The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
 within 30 "the VM's main thread has its place" is_fifo "$main"
