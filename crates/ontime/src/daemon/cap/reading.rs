@@ -21,7 +21,7 @@ pub(crate) struct Taken {
 }
 
 /// CPU time, ns, after which the CPU is looked up again: that is more work than reading the time.
-const WORTH_A_LOOK: u64 = 250_000;
+const WORTH_A_LOOK: u64 = 1_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
