@@ -276,7 +276,8 @@ func FuzzClaim(f *testing.F) {
 			t.Errorf("%+v of pool %q, for %q", found, pool, resourceKind)
 		}
 		if found.BudgetUs < 1 || found.BudgetUs > found.PeriodUs || found.PeriodUs < 500 || found.PeriodUs > 1_000_000 ||
-			count < 1 || count > mostVcpus || found.Level < 0 || found.Level > lowestLevel || pinned > 0 && pinned != found.Count {
+			count < 1 || count > mostVcpus || found.Level < 0 || found.Level > lowestLevel ||
+			pinned > 0 && pinned != found.Count {
 			t.Errorf("the daemon refuses %+v", found)
 		}
 		if each := (found.BudgetUs*wholeCPU + found.PeriodUs - 1) / found.PeriodUs; each*count > counted {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
+	eventrecord "k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -40,6 +41,7 @@ type driver struct {
 	lease     time.Duration
 	cdi       string
 	client    kubernetes.Interface
+	events    eventrecord.EventRecorder
 	daemon    *daemonClient
 	// fatal ends the process after an error that a restart may cure.
 	fatal context.CancelCauseFunc
@@ -52,6 +54,8 @@ type driver struct {
 	published []resourceapi.Device
 	anything  bool
 	unheard   int
+	warned    warning
+	warnedAt  time.Time
 }
 
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
@@ -253,7 +257,7 @@ func (errors *changedErrors) tell(ctx context.Context, err error, message string
 	errors.last = text
 }
 
-// look publishes the node's capacity if it has changed, and renews reservations.
+// look publishes the node's capacity if it has changed, or tells why there is none, and renews reservations.
 func (driver *driver) look(ctx context.Context, to publisher) error {
 	// Before the daemon's state is read: a claim that kubelet prepares meanwhile is not taken for lost.
 	driver.mutex.Lock()
@@ -262,12 +266,14 @@ func (driver *driver) look(ctx context.Context, to publisher) error {
 	state, err := driver.daemon.state(ctx)
 	if err != nil {
 		driver.unheard++
+		driver.warn(driver.warningOf(state, err))
 		if driver.anything && driver.unheard < unheardBeforeEmpty {
 			return err
 		}
 		return errors.Join(err, driver.publish(ctx, to, nil))
 	}
 	driver.unheard = 0
+	driver.warn(driver.warningOf(state, nil))
 	if state.Off != nil {
 		err = fmt.Errorf("Ontime's daemon on this node reserves no CPU time, so the node publishes none: %s", *state.Off)
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	eventrecord "k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -56,7 +57,7 @@ func newDriver(t *testing.T, folder, socket string, api *fake.Clientset) *driver
 	}
 	_, fatal := context.WithCancelCause(context.Background())
 	return &driver{node: testNode, anyKernel: true, lease: time.Minute, client: api, daemon: newDaemonClient(socket),
-		cdi: filepath.Join(folder, "cdi"), fatal: fatal, records: records}
+		events: &eventrecord.FakeRecorder{}, cdi: filepath.Join(folder, "cdi"), fatal: fatal, records: records}
 }
 
 // apiServer has these claims.
@@ -303,6 +304,84 @@ func TestANodeWithoutARealTimeKernelRefuses(t *testing.T) {
 	}
 	answers.body = strings.Replace(answers.body, "false", "true", 1)
 	ok(t, prepare(t, driver, claim))
+}
+
+// Of a pod that stays Pending the scheduler says only that no device fits; the node's events say why.
+func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
+	answers, socket := serve(t)
+	driver := newDriver(t, t.TempDir(), socket, apiServer())
+	events := eventrecord.NewFakeRecorder(10)
+	driver.anyKernel, driver.events = false, events
+	look := func(status int, body string, wanted ...string) {
+		t.Helper()
+		answers.status, answers.body = status, body
+		_ = driver.look(t.Context(), &pages{})
+		said := ""
+		select {
+		case said = <-events.Events:
+		default:
+		}
+		if (said == "") != (len(wanted) == 0) {
+			t.Fatalf("the event is %q, wanted are %q", said, wanted)
+		}
+		for _, part := range wanted {
+			if !strings.Contains(said, part) {
+				t.Fatalf("the event is %q, without %q", said, part)
+			}
+		}
+	}
+	const (
+		realTime = `{"cpus":[0],"requested":[],"capacity":{"unpinned_micro_cpus_per_cpu":950000,"preempt_rt":true}}`
+		off      = `{"off":"no sched.toml","cpus":[],"requested":[],"capacity":null}`
+	)
+	other := strings.Replace(realTime, "true", "false", 1)
+	kernel := []string{"Warning KernelNotRealTime ", testNode, "PREEMPT_RT", "linux-image-rt-amd64", "--any-kernel"}
+	silent := []string{"Warning DaemonUnavailable ", testNode, "HTTP status 503"}
+	look(200, realTime)
+	look(200, other, kernel...)
+	look(200, other)
+	look(200, off, "Warning ReservesNothing ", testNode, "no sched.toml")
+	// A daemon that is being replaced is no event.
+	for range unheardBeforeEmpty - 1 {
+		look(503, "")
+	}
+	look(200, off)
+	for range unheardBeforeEmpty - 1 {
+		look(503, "")
+	}
+	look(503, "", silent...)
+	look(503, "")
+	look(200, other, kernel...)
+	// Before the API server has forgotten the event, it is there again.
+	driver.warnedAt = driver.warnedAt.Add(-warnAgain)
+	look(200, other, kernel...)
+	look(200, other)
+	driver.anyKernel = true
+	look(200, other)
+}
+
+// An event without the right object is in nobody's `kubectl describe node`.
+func TestEventsAreTheNodes(t *testing.T) {
+	api := apiServer()
+	driver := newDriver(t, t.TempDir(), "", api)
+	driver.events = newEvents(t.Context(), api, testNode)
+	driver.warn(warning{kernelNotRealTime, "text"})
+	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+		events, err := api.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+		ok(t, err)
+		if len(events.Items) == 1 {
+			event := events.Items[0]
+			object := event.InvolvedObject
+			if object.Kind != "Node" || object.Name != testNode || object.UID != testNode || event.Type != "Warning" ||
+				event.Reason != kernelNotRealTime || event.Message != "text" {
+				t.Errorf("%+v", event)
+			}
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("no event is written")
+		}
+	}
 }
 
 func TestADaemonThatIsGonePublishesNothing(t *testing.T) {

@@ -10,6 +10,7 @@
 //   - daemon.go: the daemon's API
 //   - cdi.go: the variable by which a pinned pod learns its CPUs
 //   - records.go: the list of prepared claims on disk
+//   - events.go: the node's events, which say why claims are not served
 //   - classes.go: the class of pods without a claim, by label
 //   - driver.go: kubelet's calls, and the loop that publishes and renews
 package main
@@ -110,7 +111,8 @@ func run(options options) error {
 	defer fatal(nil)
 	driver := &driver{
 		node: options.node, pinned: pinned, anyKernel: options.anyKernel, lease: options.lease, cdi: options.cdi,
-		client: client, daemon: newDaemonClient(options.socket), fatal: fatal, records: records,
+		client: client, events: newEvents(ctx, client, options.node), daemon: newDaemonClient(options.socket),
+		fatal: fatal, records: records,
 	}
 	helper, err := kubeletplugin.Start(ctx, driver,
 		kubeletplugin.DriverName(driverName),

@@ -276,6 +276,11 @@ func (cluster *cluster) writesItsOwn(t *testing.T, token string) {
 			t.Fatalf("driver %s, node %s: %v", driver, node, err)
 		}
 	}
+	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
+	_, err = client.CoreV1().Events(metav1.NamespaceSystem).Create(t.Context(), event, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Fatalf("a driver writes events of other namespaces than the nodes': %v", err)
+	}
 	_, err = client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) {
 		t.Fatalf("a driver reads secrets: %v", err)
@@ -555,8 +560,8 @@ func (cluster *cluster) lostPodsLeakNothing(t *testing.T) {
 }
 
 // otherKernelsAreRefused adds a node whose driver goes by its kernel, which is no real-time kernel. No pod is placed
-// there, and where a class allows it, the driver refuses the claim with a reason, which kubelet writes to the pod's
-// events.
+// there, and the node's events say why. Where a class allows it, the driver refuses the claim with a reason, which
+// kubelet writes to the pod's events.
 func (cluster *cluster) otherKernelsAreRefused(t *testing.T) {
 	if flag, _ := os.ReadFile("/sys/kernel/realtime"); strings.TrimSpace(string(flag)) == "1" {
 		t.Log("not tested: this machine has a PREEMPT_RT kernel")
@@ -564,6 +569,20 @@ func (cluster *cluster) otherKernelsAreRefused(t *testing.T) {
 	}
 	others := cluster.nodes
 	cluster.addNode("node-other-kernel")
+	cluster.until("the node's events say why no pod is placed there", func(context.Context) error {
+		for name, wanted := range map[string]bool{"node-other-kernel": true, others[0].name: false} {
+			described, err := cluster.kubectl("describe", "node", name)
+			if err != nil {
+				return err
+			}
+			said := regexp.MustCompile(`(?m)^ +Warning +KernelNotRealTime .* ontime-dra +Node ` + name +
+				` does not run a PREEMPT_RT kernel,.*linux-image-rt-amd64.*--any-kernel$`).MatchString(described)
+			if said != wanted {
+				return fmt.Errorf("kubectl describe node says: %s", described)
+			}
+		}
+		return nil
+	})
 	for _, node := range others {
 		_, err := cluster.kubectl("cordon", node.name)
 		must(t, err)
