@@ -1,9 +1,9 @@
 //! The accounts of all watched threads and of their CPUs: which thread pauses until when, and when to look next.
 //!
-//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Each reading is charged to the account of the thread,
-//! with its tenant's cap; to that of the CPU, because two threads at 95 % each on one CPU would leave nothing to other
-//! threads; and to that of the reservation by which the thread has its place, because all threads of a pod together may
-//! take no more than was reserved for it.
+//! Pure: readings come in ([`Table::charge`]), [`Action`]s go out. Each reading is charged to the account of the
+//! thread, with its tenant's cap; to that of the CPU, because two threads at 95 % each on one CPU would leave nothing
+//! to other threads; and to that of the reservation by which the thread has its place, because all threads of a pod
+//! together may take no more than was reserved for it.
 
 use super::account::{Account, Share, Verdict};
 use super::boost::{Boost, Move, OUT};
