@@ -490,10 +490,11 @@ func (cluster *cluster) killsAtEveryStepLeakNothing(t *testing.T) {
 				t.Fatalf("%s: %v", what, err)
 			}
 			begin := time.Now()
-			cluster.nothingIsHeld()
+			cluster.nothingIsReserved()
 			if waited := time.Since(begin); waited > lease/2 {
 				t.Fatalf("%s: CPU time was held for another %v", what, waited)
 			}
+			cluster.nothingIsHeld()
 		}
 	}
 }
@@ -801,15 +802,24 @@ func (cluster *cluster) delete(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// nothingIsHeld waits until no daemon holds anything and no claim is left.
-func (cluster *cluster) nothingIsHeld() {
+// nothingIsReserved waits until no daemon holds anything.
+func (cluster *cluster) nothingIsReserved() {
 	cluster.t.Helper()
-	cluster.until("nothing is held and no claim is left", func(ctx context.Context) error {
+	cluster.until("nothing is reserved", func(ctx context.Context) error {
 		for _, node := range cluster.nodes {
 			if held, err := node.held(ctx); err != nil || len(held) > 0 {
 				return fmt.Errorf("%s holds %v (%v)", node.name, held, err)
 			}
 		}
+		return nil
+	})
+}
+
+// nothingIsHeld waits until no daemon holds anything and no claim is left.
+func (cluster *cluster) nothingIsHeld() {
+	cluster.t.Helper()
+	cluster.nothingIsReserved()
+	cluster.until("no claim is left", func(ctx context.Context) error {
 		claims, err := cluster.client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
 		if err == nil && len(claims.Items) > 0 {
 			err = fmt.Errorf("%d claims are left", len(claims.Items))
