@@ -47,8 +47,9 @@ const BELL: u64 = 0;
 /// The set of all trace rings, in the epoll set.
 const RINGS: u64 = 1;
 
-/// The longest time until the next inspection while threads are paused, ns.
-const INSPECTED_WITHIN: u64 = 100_000_000;
+/// The least time between two inspections, so that they cost next to nothing, and the most that is added, ns.
+const INSPECTION_GAP: u64 = 10_000_000;
+const INSPECTION_SPREAD: u64 = 100_000_000;
 
 /// CPU time of a process, ns, below which its threads are not read. The time stays in [`WatchedThread::unread`] and is
 /// charged later.
@@ -176,6 +177,8 @@ pub(crate) struct Watcher {
     /// A thread in a pause and when its policy is read, ns: at a random instant, because a thread that may set its
     /// policy could end its pause and begin it again before the end. Paused threads are inspected in turn.
     inspection: Option<(SlotIndex, u64)>,
+    /// When the last inspection was, ns.
+    inspected: u64,
     /// The state of the random numbers.
     random: u64,
     /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
@@ -216,6 +219,7 @@ impl Watcher {
             ignored_until: None,
             acts,
             inspection: None,
+            inspected: 0,
             // Any odd number.
             random: now() | 1,
             turn: 1,
@@ -359,28 +363,33 @@ impl Watcher {
 
     /// Reads the policy of a paused thread, if that is due.
     fn inspect(&mut self) {
-        let Some((index, _)) = self.inspection.take_if(|(_, at)| *at <= now()) else { return };
+        let now = now();
+        let Some((index, _)) = self.inspection.take_if(|(_, at)| *at <= now) else { return };
+        self.inspected = now;
         if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
             if slot.place.is_real_time().is_ok_and(|escaped| escaped) {
                 slot.tally.escaped.fetch_add(1, Ordering::Relaxed);
             }
         }
-        let mut others = (index + 1..self.slots.len()).chain(0..=index);
-        if let Some(next) = others.find(|index| self.table.paused(*index)) {
+        for next in (index + 1..self.slots.len()).chain(0..=index) {
             self.plan_inspection(next);
+            if self.inspection.is_some() {
+                return;
+            }
         }
     }
 
-    /// Has this paused thread inspected at a random instant of the rest of its pause, but soon.
+    /// Has this thread inspected at a random instant of its pause, if it is paused for long enough and no other one is to
+    /// be inspected before.
     fn plan_inspection(&mut self, index: SlotIndex) {
         let Some(until) = self.table.paused_until(index).filter(|_| self.inspection.is_none()) else { return };
         // xorshift64 (Marsaglia 2003): the thread must not know the instant, and this must not allocate or wait.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let now = now();
-        let length = until.saturating_sub(now).clamp(1, INSPECTED_WITHIN);
-        self.inspection = Some((index, now.saturating_add(self.random % length)));
+        let from = now().max(self.inspected.saturating_add(INSPECTION_GAP));
+        let length = until.saturating_sub(from).min(INSPECTION_SPREAD);
+        self.inspection = self.random.checked_rem(length).map(|part| (index, from.saturating_add(part)));
     }
 
     /// Carries out the pending orders. Returns false when the thread has to end.
