@@ -360,6 +360,18 @@ mod tests {
         assert_eq!(subjects(&engine), of(&["/docker/07", "/proc", "host"]));
     }
 
+    /// Otherwise a program that adds up reservations would see a host with no CPU and another kernel.
+    #[test]
+    fn nothing_can_be_reserved_before_the_first_look_and_the_answer_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = engine(dir.path());
+        engine.state = api::State::Applied;
+        let why = engine.reservations().off.unwrap();
+        assert!(why.contains("the host could not be read yet; `ontime status` tells why"), "{why}");
+        engine.look.inventory.cpus.online = ontime_hostnet::CpuSet::from_list("0-1").unwrap();
+        assert_eq!(engine.reservations().off, None);
+    }
+
     /// An engine that has tried to make a setting. The kernel's answer is real; the files that tell the cause are in
     /// `dir`.
     fn tried(dir: &Path, case: &Case) -> (Engine, hostnet::Report) {

@@ -35,10 +35,6 @@ impl Engine {
             if let Some(why) = self.unreservable() {
                 return Err(Unreserved::Refused(why));
             }
-            if self.look.is_none() {
-                let what = "the host could not be read yet; `ontime status` tells why; try again";
-                return Err(Unreserved::Refused(what.to_owned()));
-            }
             let lease = requested::lease(name, &request, false);
             self.admit_request(name, lease, |requested| requested.put(name, request, uid, boot_time()))?;
             let line = format!("reservation {name} of user {uid} holds what it asked for");

@@ -142,7 +142,8 @@ impl Engine {
     /// Why nothing can be reserved now.
     pub(super) fn unreservable(&self) -> Option<String> {
         let off = self.may_reserve().err();
-        off.or_else(|| self.keeper.why_off())
+        let unread = "the host could not be read yet; `ontime status` tells why; try again";
+        off.or_else(|| self.keeper.why_off()).or_else(|| self.look.is_none().then(|| unread.to_owned()))
     }
 
     fn count_asked(&mut self, vm: &str, admitted: bool, times: u64) {
