@@ -196,10 +196,11 @@ func TestARequestWithoutCapacityReservesNothing(t *testing.T) {
 func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
 		Requested: []heldReservation{
-			{Name: reservationName("a"), MicroCpus: 500_000, UID: os.Geteuid()},
+			{Name: reservationName("a"), MicroCpus: 500_000, UID: os.Geteuid(), Owner: owner},
 			{Name: "cell", MicroCpus: 200_000, Held: ptr.To(true)},
-			// Another user chose this name.
-			{Name: reservationName("b"), MicroCpus: 100_000, UID: os.Geteuid() + 1},
+			// Another user, and another program of the same user, chose these names.
+			{Name: reservationName("b"), MicroCpus: 60_000, UID: os.Geteuid() + 1, Owner: owner},
+			{Name: reservationName("c"), MicroCpus: 40_000, UID: os.Geteuid(), Owner: "cell"},
 			{Name: "lost", MicroCpus: 800_000, Held: ptr.To(false)},
 			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
 		}}

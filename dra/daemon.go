@@ -21,7 +21,7 @@ const (
 	daemonTimeout = 10 * time.Second
 	// longestAnswer bounds what is read of an answer: 1,024 reservations of some 500 bytes, vCPUs and findings.
 	longestAnswer = 16 << 20
-	// owner marks this driver's reservations in the daemon's lists, for people.
+	// owner marks this driver's reservations in the daemon's lists.
 	owner = "ontime-dra"
 )
 
@@ -49,8 +49,9 @@ type heldReservation struct {
 	LeftSeconds  float64   `json:"left_seconds"`
 	MicroCpus    microcpus `json:"micro_cpus"`
 	Cpus         []int     `json:"cpus"`
-	// UID is the user who requested it, as the daemon's kernel knows that user.
-	UID int `json:"uid"`
+	// UID is the user who requested it, as the daemon's kernel knows that user. Owner is what the request stated.
+	UID   int    `json:"uid"`
+	Owner string `json:"owner"`
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`
 	Why  *string `json:"why"`
@@ -65,10 +66,10 @@ func (held heldReservation) problem() error {
 		ptr.Deref(held.Why, "it does not say why"))
 }
 
-// isOwn says whether this driver's user has requested a reservation with such a name. Any user who may reserve chooses
-// names, and the owner that a request may state.
+// isOwn says whether this driver has requested a reservation with such a name. Any user who may reserve chooses names
+// and the stated owner; other programs of this driver's user state another owner.
 func (held heldReservation) isOwn(prefix string) bool {
-	return held.UID == os.Geteuid() && strings.HasPrefix(held.Name, prefix)
+	return held.UID == os.Geteuid() && held.Owner == owner && strings.HasPrefix(held.Name, prefix)
 }
 
 // nodeState is what the driver reads of GET /v1/reservations.

@@ -40,7 +40,8 @@ func (memory *memory) ServeHTTP(writer http.ResponseWriter, request *http.Reques
 		// Of each lease so little is left that the driver looks whether the pod is there.
 		state := nodeState{Capacity: &nodeCapacity{}}
 		for name := range memory.held {
-			state.Requested = append(state.Requested, heldReservation{Name: name, UID: os.Geteuid()})
+			state.Requested = append(state.Requested, heldReservation{Name: name, UID: os.Geteuid(),
+				Owner: owner})
 		}
 		_ = json.NewEncoder(writer).Encode(state)
 	case request.Method == http.MethodPut && memory.refuses:
@@ -236,8 +237,8 @@ func TestAReservationThatTheDaemonDoesNotHoldIsTold(t *testing.T) {
 	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
 	answers.status, answers.body = 200, `{}`
 	ok(t, prepare(t, driver, claim))
-	answers.body = fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"left_seconds":59,"held":false,
-		"why":"CPU 3 is offline"}]}`, reservationName(claim.UID), os.Geteuid())
+	answers.body = fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"owner":%q,"left_seconds":59,
+		"held":false,"why":"CPU 3 is offline"}]}`, reservationName(claim.UID), os.Geteuid(), owner)
 	if _, err := look(t, driver); err == nil || !strings.Contains(err.Error(), "CPU 3 is offline") {
 		t.Errorf("%v", err)
 	}
