@@ -86,8 +86,8 @@ func TestAStaticPodHasTheUIDOfItsCgroup(t *testing.T) {
 	}
 }
 
-// A user of a listed namespace may write the annotation. With it no pod of another namespace gets a class, and what such
-// a pod has by its own label stays.
+// A user of a listed namespace may write the annotation. With it no pod of another namespace gets a class, and what
+// such a pod has by its own label stays.
 func TestAnAnnotationNamesNoOtherPod(t *testing.T) {
 	const victim = "8c5f9b1e-3d2a-4f60-9a7b-0c1d2e3f4a5b"
 	own := labelled("cell", "own", "4")

@@ -55,11 +55,18 @@ type heldReservation struct {
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`
 	Why  *string `json:"why"`
+	// Tenants are the names of its tenants that run.
+	Tenants []string `json:"tenants"`
+}
+
+// isHeld says whether the daemon holds the bandwidth now.
+func (held heldReservation) isHeld() bool {
+	return held.Held == nil || *held.Held
 }
 
 // problem is why the daemon does not hold the bandwidth now.
 func (held heldReservation) problem() error {
-	if held.Held == nil || *held.Held {
+	if held.isHeld() {
 		return nil
 	}
 	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s",
@@ -72,11 +79,21 @@ func (held heldReservation) isOwn(prefix string) bool {
 	return held.UID == os.Geteuid() && held.Owner == owner && strings.HasPrefix(held.Name, prefix)
 }
 
+// reservedVcpu is a vCPU with reserved CPU time, by sched.toml or by a request.
+type reservedVcpu struct {
+	VM string `json:"vm"`
+	// Bandwidth is in CPUs.
+	Bandwidth float64 `json:"bandwidth"`
+	// CPU is the one on which the daemon keeps it; nil if it may run on all.
+	CPU *int `json:"cpu"`
+}
+
 // nodeState is what the driver reads of GET /v1/reservations.
 type nodeState struct {
 	Off       *string           `json:"off"`
 	Cpus      []int             `json:"cpus"`
 	Requested []heldReservation `json:"requested"`
+	Vcpus     []reservedVcpu    `json:"vcpus"`
 	Capacity  *nodeCapacity     `json:"capacity"`
 }
 
