@@ -64,13 +64,21 @@ func (held heldReservation) isHeld() bool {
 	return held.Held == nil || *held.Held
 }
 
-// problem is why the daemon does not hold the bandwidth now.
-func (held heldReservation) problem() error {
+// refused is why the daemon does not hold the bandwidth now.
+func (held heldReservation) refused() error {
 	if held.isHeld() {
 		return nil
 	}
 	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s",
 		ptr.Deref(held.Why, "it does not say why"))
+}
+
+// problem is why the pod does not have its CPU time, although it runs.
+func (held heldReservation) problem() error {
+	if held.isHeld() && held.Why != nil {
+		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but the pod does not have it: %s", *held.Why)
+	}
+	return held.refused()
 }
 
 // isOwn says whether this driver has requested a reservation with such a name. Any user who may reserve chooses names
@@ -142,7 +150,7 @@ func (daemon *daemonClient) reserve(ctx context.Context, name string, wanted res
 	if err := daemon.ask(ctx, http.MethodPut, name, &wanted, &held); err != nil {
 		return err
 	}
-	return held.problem()
+	return held.refused()
 }
 
 // release ends a reservation. It is no error if there is none of that name.

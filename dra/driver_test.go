@@ -353,7 +353,7 @@ func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
 	look(503, "")
 	look(200, other, kernel...)
 	// Before the API server has forgotten the event, it is there again.
-	driver.warnedAt = driver.warnedAt.Add(-warnAgain)
+	driver.served.at = driver.served.at.Add(-warnAgain)
 	look(200, other, kernel...)
 	look(200, other)
 	driver.anyKernel = true
@@ -365,7 +365,7 @@ func TestEventsAreTheNodes(t *testing.T) {
 	api := apiServer()
 	driver := newDriver(t, t.TempDir(), "", api)
 	driver.events = newEvents(t.Context(), api, testNode)
-	driver.warn(warning{kernelNotRealTime, "text"})
+	driver.warn(&driver.served, warning{reason: kernelNotRealTime, text: "text"})
 	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
 		events, err := api.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		ok(t, err)
