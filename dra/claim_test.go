@@ -221,8 +221,8 @@ func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	}
 }
 
-// The daemon says in one number what VMs of sched.toml hold. What they hold of CPUs for pinned work is not on the shared
-// CPUs, and is not free on their own.
+// The daemon says in one number what VMs of sched.toml hold. What they hold of CPUs for pinned work is not on the
+// shared CPUs, and is not free on their own.
 func TestVMsOfSchedTomlOnPinnedCPUsAreTakenFromThoseCPUs(t *testing.T) {
 	const answer = `{"off":null,"cpus":[0,1,2,3],"vcpus":[
 		{"vm":"plc","vcpu":0,"bandwidth":0.07,"cpu":3},
