@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -196,10 +198,11 @@ func TestARequestWithoutCapacityReservesNothing(t *testing.T) {
 func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 900_000},
 		Requested: []heldReservation{
-			{Name: reservationName("a"), MicroCpus: 500_000, UID: os.Geteuid()},
+			{Name: reservationName("a"), MicroCpus: 500_000, UID: os.Geteuid(), Owner: owner},
 			{Name: "cell", MicroCpus: 200_000, Held: ptr.To(true)},
-			// Another user chose this name.
-			{Name: reservationName("b"), MicroCpus: 100_000, UID: os.Geteuid() + 1},
+			// Another user, and another program of the same user, chose these names.
+			{Name: reservationName("b"), MicroCpus: 60_000, UID: os.Geteuid() + 1, Owner: owner},
+			{Name: reservationName("c"), MicroCpus: 40_000, UID: os.Geteuid(), Owner: "cell"},
 			{Name: "lost", MicroCpus: 800_000, Held: ptr.To(false)},
 			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
 		}}
@@ -214,6 +217,41 @@ func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 		}
 		if found := capacities(devicesOf(state, cpus, true)); !reflect.DeepEqual(found, wanted) {
 			t.Errorf("%q: %v", pinned, found)
+		}
+	}
+}
+
+// The daemon says in one number what VMs of sched.toml hold. What they hold of CPUs for pinned work is not on the
+// shared CPUs, and is not free on their own.
+func TestVMsOfSchedTomlOnPinnedCPUsAreTakenFromThoseCPUs(t *testing.T) {
+	const answer = `{"off":null,"cpus":[0,1,2,3],"vcpus":[
+		{"vm":"plc","vcpu":0,"bandwidth":0.07,"cpu":3},
+		{"vm":"plc","vcpu":1,"bandwidth":0.2500001,"cpu":3},
+		{"vm":"plc","vcpu":2,"bandwidth":0.1,"cpu":0},
+		{"vm":"wide","vcpu":0,"bandwidth":0.2,"cpu":null},
+		{"vm":"own","vcpu":0,"bandwidth":0.5,"cpu":2},
+		{"vm":"cell","vcpu":0,"bandwidth":0.05,"cpu":3},
+		{"vm":"both","vcpu":0,"bandwidth":0.03,"cpu":3}],
+		"requested":[
+		{"name":"dra-1","owner":"ontime-dra","uid":%d,"cpus":[2],"micro_cpus":500000,"held":true,
+			"tenants":["own"],"why":null},
+		{"name":"cell","owner":"cell","uid":1,"cpus":[3],"micro_cpus":50000,"held":true,"tenants":["cell"],"why":null},
+		{"name":"both","owner":"cell","uid":1,"cpus":[1],"micro_cpus":10000,"held":true,"tenants":["both"],
+			"why":"both: sched.toml has a [[reservation]] for it too"},
+		{"name":"lost","owner":"cell","uid":1,"cpus":[3],"micro_cpus":900000,"held":false,"tenants":["plc"],"why":"full"}],
+		"capacity":{"unpinned_micro_cpus_per_cpu":900000,"largest_micro_cpus":900000,"pinned_micro_cpus_per_cpu":890000,
+			"other_micro_cpus":650001,"preempt_rt":true}}`
+	var state nodeState
+	ok(t, json.Unmarshal(fmt.Appendf(nil, answer, os.Geteuid()), &state))
+	for pinned, wanted := range map[string]map[string]int64{
+		"":    {sharedDevice: 4*900_000 - 650_001 - 60_000},
+		"2":   {sharedDevice: 3*900_000 - 650_001 - 60_000, "cpu-2": 890_000},
+		"2-3": {sharedDevice: 2*900_000 - 300_001 - 10_000, "cpu-2": 890_000, "cpu-3": 890_000 - 350_001 - 50_000},
+	} {
+		cpus, err := cpuset.Parse(pinned)
+		ok(t, err)
+		if found := capacities(devicesOf(state, cpus, true)); !reflect.DeepEqual(found, wanted) {
+			t.Errorf("%q: %v, wanted %v", pinned, found, wanted)
 		}
 	}
 }

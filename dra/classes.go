@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -42,7 +42,8 @@ type classReservation struct {
 }
 
 // classes gives pods of this node class rt by their label. Who may write the label in the allowed namespaces is the
-// cluster's policy: a container of class rt delays all bulk work of its CPU, up to its runtime cap.
+// cluster's policy: up to its runtime cap, such a pod delays bulk work, and pods with claims of its level or a less
+// urgent one.
 type classes struct {
 	lease  time.Duration
 	daemon *daemonClient
@@ -174,7 +175,12 @@ func (classes *classes) wanted(ctx context.Context) (map[string]*classReservatio
 			if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 				continue
 			}
-			name := classPrefix + uidOf(pod)
+			uid, err := uidOf(pod)
+			if err != nil {
+				problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+				continue
+			}
+			name := classPrefix + uid
 			reserves, err := classes.reserves(ctx, pod)
 			if err != nil {
 				wanted[name] = nil
@@ -185,7 +191,7 @@ func (classes *classes) wanted(ctx context.Context) (map[string]*classReservatio
 			if reserves {
 				continue
 			}
-			reservation, err := classes.reservationFor(pod)
+			reservation, err := classes.reservationFor(pod, uid)
 			if err != nil {
 				problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 				continue
@@ -223,25 +229,30 @@ func (classes *classes) reserves(ctx context.Context, pod *corev1.Pod) (bool, er
 }
 
 // reservationFor is the class that a pod's label asks for.
-func (classes *classes) reservationFor(pod *corev1.Pod) (*classReservation, error) {
-	value, uid := pod.Labels[levelLabel], uidOf(pod)
+func (classes *classes) reservationFor(pod *corev1.Pod, uid string) (*classReservation, error) {
+	value := pod.Labels[levelLabel]
 	level, err := strconv.Atoi(value)
 	if err != nil || level < 0 || level > lowestLevel || strconv.Itoa(level) != value {
 		return nil, fmt.Errorf("label %s is %q: write a level from 0 (most urgent) to %d", levelLabel, value, lowestLevel)
-	}
-	if len(validation.IsDNS1123Label(uid)) > 0 {
-		return nil, fmt.Errorf("annotation %s is %q, which is no UID: remove it, because only kubelet writes it",
-			corev1.MirrorPodAnnotationKey, uid)
 	}
 	return &classReservation{For: target{Pod: uid}, Level: level, LeaseSeconds: int64(classes.lease / time.Second),
 		Owner: owner}, nil
 }
 
+// generatedUID is what kubelet generates for a static pod. The API server's own UIDs have dashes.
+var generatedUID = regexp.MustCompile("^[0-9a-f]{32}$")
+
 // uidOf is the UID by which kubelet names a pod's cgroup. A static pod's own one is in an annotation: the API server
-// gives another to the mirror pod that kubelet makes of it.
-func uidOf(pod *corev1.Pod) string {
-	if own, static := pod.Annotations[corev1.MirrorPodAnnotationKey]; static {
-		return own
+// gives another to the mirror pod that kubelet makes of it. Users may write this annotation too, so it must not be able
+// to name a pod of the API server, which may be of another namespace.
+func uidOf(pod *corev1.Pod) (string, error) {
+	own, static := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if !static {
+		return string(pod.UID), nil
 	}
-	return string(pod.UID)
+	if !generatedUID.MatchString(own) {
+		return "", fmt.Errorf("annotation %s is %q, which is no UID that kubelet generates (32 digits): remove the "+
+			"annotation, or, for a static pod, metadata.uid in its file", corev1.MirrorPodAnnotationKey, own)
+	}
+	return own, nil
 }

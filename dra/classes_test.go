@@ -86,6 +86,27 @@ func TestAStaticPodHasTheUIDOfItsCgroup(t *testing.T) {
 	}
 }
 
+// A user of a listed namespace may write the annotation. With it no pod of another namespace gets a class, and what
+// such a pod has by its own label stays.
+func TestAnAnnotationNamesNoOtherPod(t *testing.T) {
+	const victim = "8c5f9b1e-3d2a-4f60-9a7b-0c1d2e3f4a5b"
+	own := labelled("cell", "own", "4")
+	own.UID = victim
+	for _, uid := range []string{victim, strings.ToUpper("0af9c1d2e3b4a5968778695a4b3c2d1e"),
+		"0af9c1d2e3b4a5968778695a4b3c2d1", "0af9c1d2e3b4a5968778695a4b3c2d1e0", victim + "\n", "stranger-uid"} {
+		attacker := mirror("attacker", "0", uid)
+		claiming := mirror("claiming", "0", uid)
+		claiming.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("gpu")}}
+		wanted, err := classesOf(nil, attacker, own, claiming).wanted(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "pod plant/attacker: annotation kubernetes.io/config.mirror") {
+			t.Errorf("%q: %v", uid, err)
+		}
+		if given := wanted["class-"+victim]; len(wanted) != 1 || given == nil || given.Level != 4 {
+			t.Errorf("%q: %v", uid, wanted)
+		}
+	}
+}
+
 // A pod with CPU time by a claim has its class by this claim, a pod with another driver's claim by its label.
 func TestAPodWithAnotherDriversClaimHasAClass(t *testing.T) {
 	pod := func(name string, claims ...string) *corev1.Pod {

@@ -21,7 +21,7 @@ const (
 	daemonTimeout = 10 * time.Second
 	// longestAnswer bounds what is read of an answer: 1,024 reservations of some 500 bytes, vCPUs and findings.
 	longestAnswer = 16 << 20
-	// owner marks this driver's reservations in the daemon's lists, for people.
+	// owner marks this driver's reservations in the daemon's lists.
 	owner = "ontime-dra"
 )
 
@@ -49,26 +49,51 @@ type heldReservation struct {
 	LeftSeconds  float64   `json:"left_seconds"`
 	MicroCpus    microcpus `json:"micro_cpus"`
 	Cpus         []int     `json:"cpus"`
-	// UID is the user who requested it, as the daemon's kernel knows that user.
-	UID int `json:"uid"`
+	// UID is the user who requested it, as the daemon's kernel knows that user. Owner is what the request stated.
+	UID   int    `json:"uid"`
+	Owner string `json:"owner"`
 	// Held is whether the bandwidth is held now; Why says why not.
 	Held *bool   `json:"held"`
 	Why  *string `json:"why"`
+	// Tenants are the names of its tenants that run.
+	Tenants []string `json:"tenants"`
 }
 
-// problem is why the daemon does not hold the bandwidth now.
-func (held heldReservation) problem() error {
-	if held.Held == nil || *held.Held {
+// isHeld says whether the daemon holds the bandwidth now.
+func (held heldReservation) isHeld() bool {
+	return held.Held == nil || *held.Held
+}
+
+// refused is why the daemon does not hold the bandwidth now.
+func (held heldReservation) refused() error {
+	if held.isHeld() {
 		return nil
 	}
 	return fmt.Errorf("Ontime's daemon on this node does not hold the CPU time: %s",
 		ptr.Deref(held.Why, "it does not say why"))
 }
 
-// isOwn says whether this driver's user has requested a reservation with such a name. Any user who may reserve chooses
-// names, and the owner that a request may state.
+// problem is why the pod does not have its CPU time, although it runs.
+func (held heldReservation) problem() error {
+	if held.isHeld() && held.Why != nil {
+		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but the pod does not have it: %s", *held.Why)
+	}
+	return held.refused()
+}
+
+// isOwn says whether this driver has requested a reservation with such a name. Any user who may reserve chooses names
+// and the stated owner; other programs of this driver's user state another owner.
 func (held heldReservation) isOwn(prefix string) bool {
-	return held.UID == os.Geteuid() && strings.HasPrefix(held.Name, prefix)
+	return held.UID == os.Geteuid() && held.Owner == owner && strings.HasPrefix(held.Name, prefix)
+}
+
+// reservedVcpu is a vCPU with reserved CPU time, by sched.toml or by a request.
+type reservedVcpu struct {
+	VM string `json:"vm"`
+	// Bandwidth is in CPUs.
+	Bandwidth float64 `json:"bandwidth"`
+	// CPU is the one on which the daemon keeps it; nil if it may run on all.
+	CPU *int `json:"cpu"`
 }
 
 // nodeState is what the driver reads of GET /v1/reservations.
@@ -76,6 +101,7 @@ type nodeState struct {
 	Off       *string           `json:"off"`
 	Cpus      []int             `json:"cpus"`
 	Requested []heldReservation `json:"requested"`
+	Vcpus     []reservedVcpu    `json:"vcpus"`
 	Capacity  *nodeCapacity     `json:"capacity"`
 }
 
@@ -124,7 +150,7 @@ func (daemon *daemonClient) reserve(ctx context.Context, name string, wanted res
 	if err := daemon.ask(ctx, http.MethodPut, name, &wanted, &held); err != nil {
 		return err
 	}
-	return held.problem()
+	return held.refused()
 }
 
 // release ends a reservation. It is no error if there is none of that name.

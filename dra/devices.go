@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -33,7 +34,14 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	var devices []resourceapi.Device
 
 	others, othersOf := otherPrograms(state, pinned)
-	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - capacity.Other - others
+	// The daemon's sum of what VMs of sched.toml have does not say on which CPUs. What they have of pinned CPUs is not
+	// taken from the shared device.
+	declared := int64(0)
+	for cpu, bandwidth := range declaredOn(state, pinned) {
+		declared += int64(math.Floor(bandwidth))
+		othersOf[cpu] += int64(math.Ceil(bandwidth))
+	}
+	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - (capacity.Other - declared) - others
 	if shared > 0 {
 		capacities := divisible(shared)
 		if capacity.Largest > 0 {
@@ -74,8 +82,7 @@ func otherPrograms(state nodeState, pinned cpuset.CPUSet) (microcpus, map[int]mi
 	var shared microcpus
 	ofCPU := map[int]microcpus{}
 	for _, reservation := range state.Requested {
-		held := reservation.Held == nil || *reservation.Held
-		if !held || reservation.isOwn(reservationName("")) {
+		if !reservation.isHeld() || reservation.isOwn(reservationName("")) {
 			continue
 		}
 		each := reservation.MicroCpus
@@ -93,6 +100,31 @@ func otherPrograms(state nodeState, pinned cpuset.CPUSet) (microcpus, map[int]mi
 		}
 	}
 	return shared, ofCPU
+}
+
+// declaredOn is what vCPUs of sched.toml have of each pinned CPU, in millionths of a CPU with their fractions.
+func declaredOn(state nodeState, pinned cpuset.CPUSet) map[int]float64 {
+	// A request has all of its tenants' vCPUs or, with the reason in Why, none of them. It has none of a VM that
+	// sched.toml names, so a name decides.
+	requested := map[string]bool{}
+	for _, reservation := range state.Requested {
+		if reservation.isHeld() && reservation.Why == nil {
+			for _, tenant := range reservation.Tenants {
+				requested[tenant] = true
+			}
+		}
+	}
+	bandwidths := map[int]float64{}
+	for _, vcpu := range state.Vcpus {
+		if vcpu.CPU != nil && pinned.Contains(*vcpu.CPU) && !requested[vcpu.VM] {
+			bandwidths[*vcpu.CPU] += vcpu.Bandwidth
+		}
+	}
+	for cpu, bandwidth := range bandwidths {
+		// A whole number of millionths is one here too, although a binary fraction is not 0.07.
+		bandwidths[cpu] = math.Round(bandwidth*1e12) / 1e6
+	}
+	return bandwidths
 }
 
 // divisible is a capacity of which a request takes any whole number. A request that names none takes 1, and the driver

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,8 +55,9 @@ type driver struct {
 	published []resourceapi.Device
 	anything  bool
 	unheard   int
-	warned    warning
-	warnedAt  time.Time
+	served    told
+	losses    told
+	lost      map[types.UID]error
 }
 
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
@@ -266,14 +268,14 @@ func (driver *driver) look(ctx context.Context, to publisher) error {
 	state, err := driver.daemon.state(ctx)
 	if err != nil {
 		driver.unheard++
-		driver.warn(driver.warningOf(state, err))
+		driver.warn(&driver.served, driver.warningOf(state, err))
 		if driver.anything && driver.unheard < unheardBeforeEmpty {
 			return err
 		}
 		return errors.Join(err, driver.publish(ctx, to, nil))
 	}
 	driver.unheard = 0
-	driver.warn(driver.warningOf(state, nil))
+	driver.warn(&driver.served, driver.warningOf(state, nil))
 	if state.Off != nil {
 		err = fmt.Errorf("Ontime's daemon on this node reserves no CPU time, so the node publishes none: %s", *state.Off)
 	}
@@ -293,7 +295,8 @@ func (driver *driver) publish(ctx context.Context, to publisher, devices []resou
 }
 
 // renew begins each lease anew that the daemon has lost or of which a third is over, gives back what belongs to pods
-// that are gone, and ends what was given back.
+// that are gone, and ends what was given back. An event tells of pods that were without their CPU time at the last look
+// too: KubeVirt pins a VM's vCPUs only some time after the VM's start.
 func (driver *driver) renew(ctx context.Context, recorded map[types.UID]record, state nodeState) error {
 	held := make(map[string]heldReservation, len(state.Requested))
 	for _, reservation := range state.Requested {
@@ -305,16 +308,33 @@ func (driver *driver) renew(ctx context.Context, recorded map[types.UID]record, 
 	lookups, cancel := context.WithTimeout(ctx, min(daemonTimeout, driver.lease/6))
 	defer cancel()
 	var problems []error
-	for uid, record := range recorded {
+	lost, lasting := map[types.UID]error{}, map[types.UID]error{}
+	// In this order an error that lasts has the same text again.
+	for _, uid := range slices.Sorted(maps.Keys(recorded)) {
+		record := recorded[uid]
 		present, found := held[reservationName(uid)]
-		err := present.problem()
+		var err error
 		if record.Released || !found || present.LeftSeconds <= driver.lease.Seconds()*2/3 {
 			err = driver.renewOne(ctx, lookups, uid, record, !found)
 		}
-		if err != nil {
-			problems = append(problems, fmt.Errorf("claim %s/%s: %w", record.Namespace, record.Name, err))
+		if err == nil && !record.Released {
+			// A renewal changes nothing of it.
+			err = present.problem()
+		}
+		if err == nil {
+			continue
+		}
+		err = fmt.Errorf("claim %s/%s: %w", record.Namespace, record.Name, err)
+		problems = append(problems, err)
+		if !record.Released {
+			lost[uid] = err
+			if driver.lost[uid] != nil {
+				lasting[uid] = err
+			}
 		}
 	}
+	driver.lost = lost
+	driver.warn(&driver.losses, driver.lostWarning(lasting))
 	return errors.Join(problems...)
 }
 

@@ -353,7 +353,7 @@ func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
 	look(503, "")
 	look(200, other, kernel...)
 	// Before the API server has forgotten the event, it is there again.
-	driver.warnedAt = driver.warnedAt.Add(-warnAgain)
+	driver.served.at = driver.served.at.Add(-warnAgain)
 	look(200, other, kernel...)
 	look(200, other)
 	driver.anyKernel = true
@@ -365,7 +365,7 @@ func TestEventsAreTheNodes(t *testing.T) {
 	api := apiServer()
 	driver := newDriver(t, t.TempDir(), "", api)
 	driver.events = newEvents(t.Context(), api, testNode)
-	driver.warn(warning{kernelNotRealTime, "text"})
+	driver.warn(&driver.served, warning{reason: kernelNotRealTime, text: "text"})
 	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
 		events, err := api.CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		ok(t, err)
@@ -664,39 +664,47 @@ func TestTheListOfClaimsIsReplacedAsAWhole(t *testing.T) {
 	}
 }
 
-// Every user who may reserve chooses names and the stated owner. Only what this driver's user holds is the driver's.
-func TestAnotherUsersReservationIsNotTakenForTheDrivers(t *testing.T) {
+// Every user who may reserve chooses names and the stated owner, and root has other programs. Only what this driver's
+// user holds with this driver's owner is the driver's.
+func TestAnotherProgramsReservationIsNotTakenForTheDrivers(t *testing.T) {
 	answers, socket := serve(t)
 	claim := allocated("a", tenth, deviceResult(sharedDevice, 100_000))
 	name := reservationName(claim.UID)
 	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
-	state := func(name string, uid int) string {
+	state := func(name string, uid int, owner string) string {
 		return fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"owner":%q,"left_seconds":%d}]}`,
 			name, uid, owner, 24*60*60)
 	}
-	answers.status, answers.body = 200, state(name, os.Geteuid())
+	answers.status, answers.body = 200, "{}"
 	ok(t, prepare(t, driver, claim))
-	requested := func(look func() error) string {
-		answers.requests = nil
-		ok(t, look())
-		return strings.Join(answers.requests, ", ")
-	}
-	look := func() error { return driver.look(t.Context(), &pages{}) }
-	if found := requested(look); found != "GET /v1/reservations" {
-		t.Errorf("its own: %s", found)
-	}
-	answers.body = state(name, os.Geteuid()+1)
-	if found := requested(look); found != "GET /v1/reservations, PUT /v1/reservations/"+name {
-		t.Errorf("another user's: %s", found)
-	}
 	followed := classesOf(newDaemonClient(socket))
-	for uid, wanted := range map[int]string{
-		os.Geteuid():     "GET /v1/reservations, DELETE /v1/reservations/class-x",
-		os.Geteuid() + 1: "GET /v1/reservations",
+	for _, example := range []struct {
+		what  string
+		uid   int
+		owner string
+		own   bool
+	}{
+		{"its own", os.Geteuid(), owner, true},
+		{"another user's", os.Geteuid() + 1, owner, false},
+		{"another program's", os.Geteuid(), "cell", false},
 	} {
-		answers.body = state("class-x", uid)
-		if found := requested(func() error { return followed.look(t.Context()) }); found != wanted {
-			t.Errorf("user %d: %s", uid, found)
+		requested := func(name string, look func() error) string {
+			answers.body, answers.requests = state(name, example.uid, example.owner), nil
+			ok(t, look())
+			return strings.Join(answers.requests, ", ")
+		}
+		ofClaim, ofClass := "GET /v1/reservations", "GET /v1/reservations"
+		if example.own {
+			ofClass += ", DELETE /v1/reservations/class-x"
+		} else {
+			ofClaim += ", PUT /v1/reservations/" + name
+		}
+		look := func() error { return driver.look(t.Context(), &pages{}) }
+		if found := requested(name, look); found != ofClaim {
+			t.Errorf("%s: %s", example.what, found)
+		}
+		if found := requested("class-x", func() error { return followed.look(t.Context()) }); found != ofClass {
+			t.Errorf("%s: %s", example.what, found)
 		}
 	}
 }

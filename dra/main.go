@@ -10,7 +10,7 @@
 //   - daemon.go: the daemon's API
 //   - cdi.go: the variable by which a pinned pod learns its CPUs
 //   - records.go: the list of prepared claims on disk
-//   - events.go: the node's events, which say why claims are not served
+//   - events.go: the node's events, which say why claims are not served, or not any more
 //   - classes.go: the class of pods without a claim, by label
 //   - driver.go: kubelet's calls, and the loop that publishes and renews
 package main

@@ -12,8 +12,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	eventrecord "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 )
@@ -40,7 +43,8 @@ func (memory *memory) ServeHTTP(writer http.ResponseWriter, request *http.Reques
 		// Of each lease so little is left that the driver looks whether the pod is there.
 		state := nodeState{Capacity: &nodeCapacity{}}
 		for name := range memory.held {
-			state.Requested = append(state.Requested, heldReservation{Name: name, UID: os.Geteuid()})
+			state.Requested = append(state.Requested, heldReservation{Name: name, UID: os.Geteuid(),
+				Owner: owner})
 		}
 		_ = json.NewEncoder(writer).Encode(state)
 	case request.Method == http.MethodPut && memory.refuses:
@@ -236,10 +240,106 @@ func TestAReservationThatTheDaemonDoesNotHoldIsTold(t *testing.T) {
 	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
 	answers.status, answers.body = 200, `{}`
 	ok(t, prepare(t, driver, claim))
-	answers.body = fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"left_seconds":59,"held":false,
-		"why":"CPU 3 is offline"}]}`, reservationName(claim.UID), os.Geteuid())
+	answers.body = fmt.Sprintf(`{"cpus":[0],"capacity":{},"requested":[{"name":%q,"uid":%d,"owner":%q,"left_seconds":59,
+		"held":false,"why":"CPU 3 is offline"}]}`, reservationName(claim.UID), os.Geteuid(), owner)
 	if _, err := look(t, driver); err == nil || !strings.Contains(err.Error(), "CPU 3 is offline") {
 		t.Errorf("%v", err)
+	}
+}
+
+// eventOf is the event of one look, if there is one.
+func eventOf(t *testing.T, driver *driver) string {
+	t.Helper()
+	events := eventrecord.NewFakeRecorder(10)
+	driver.events = events
+	_ = driver.look(t.Context(), &pages{})
+	select {
+	case event := <-events.Events:
+		return event
+	default:
+		return ""
+	}
+}
+
+// Kubelet does not ask again for a pod that runs, so the node's events say that it has lost its CPU time.
+func TestARunningPodThatLostItsCPUTimeIsAnEvent(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{})
+	claim := pinnedClaim()
+	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
+	ok(t, prepare(t, driver, claim))
+	expect := func(wanted ...string) {
+		t.Helper()
+		event := eventOf(t, driver)
+		if (event == "") != (len(wanted) == 0) {
+			t.Fatalf("the event is %q, wanted are %q", event, wanted)
+		}
+		for _, part := range wanted {
+			if !strings.Contains(event, part) {
+				t.Fatalf("the event is %q, without %q", event, part)
+			}
+		}
+	}
+	lost := []string{"Warning CPUTimeLost ", testNode, "claim default/a: the daemon has lost its", "CPU 3 has 0.05 left"}
+	expect()
+	// What the daemon takes again at once is no event.
+	clear(memory.held)
+	expect()
+	clear(memory.held)
+	memory.refuses = true
+	expect()
+	expect(lost...)
+	expect()
+	driver.losses.at = driver.losses.at.Add(-warnAgain)
+	expect(lost...)
+	memory.refuses = false
+	expect()
+	clear(memory.held)
+	memory.refuses = true
+	expect()
+	expect(lost...)
+	// The pod ends.
+	ok(t, unprepare(t, driver, claim))
+	expect()
+}
+
+// The daemon may hold the time although a VM cannot have it. Renewals change nothing of that, and are made.
+func TestAPodThatDoesNotHaveWhatIsHeldIsAnEvent(t *testing.T) {
+	answers, socket := serve(t)
+	claim := pinnedClaim()
+	driver := newDriver(t, t.TempDir(), socket, apiServer(claim))
+	answers.status, answers.body = 200, `{"held":true,"why":"vCPU 0 may run on CPUs 0-3"}`
+	ok(t, prepare(t, driver, claim))
+	for look, left := range []int{59, 59, 1, 59} {
+		answers.requests = nil
+		answers.body = fmt.Sprintf(`{"cpus":[0],"capacity":{"preempt_rt":true},"requested":[{"name":%q,"uid":%d,"owner":%q,
+			"left_seconds":%d,"held":true,"why":"vCPU 0 may run on CPUs 0-3, left %d"}]}`, reservationName(claim.UID),
+			os.Geteuid(), owner, left, look)
+		event := eventOf(t, driver)
+		told := strings.Contains(event, "CPUTimeLost") && strings.Contains(event, "claim default/a: ") &&
+			strings.Contains(event, "vCPU 0 may run on CPUs 0-3")
+		if told != (look == 1) || !told && event != "" {
+			t.Errorf("look %d: %q", look, event)
+		}
+		if renewed := strings.Contains(fmt.Sprint(answers.requests), "PUT"); renewed != (left == 1) {
+			t.Errorf("look %d: %v", look, answers.requests)
+		}
+		if driver.lost[claim.UID] == nil {
+			t.Errorf("look %d: it is not logged", look)
+		}
+	}
+}
+
+// The API server may refuse a long text, and forgets all but the first of many events.
+func TestManyLostClaimsAreOneShortEvent(t *testing.T) {
+	driver := newDriver(t, t.TempDir(), "", apiServer())
+	lost := map[types.UID]error{}
+	for number := range 70 {
+		lost[types.UID(fmt.Sprint(number))] = fmt.Errorf("claim default/%02d: %s", number, strings.Repeat("ü", 300))
+	}
+	warning := driver.lostWarning(lost)
+	if len(warning.text) > 1024 || !strings.HasSuffix(warning.text, "...; and 65 more") ||
+		!strings.Contains(warning.text, "claim default/00: ") || !utf8.ValidString(warning.text) {
+		t.Errorf("%d bytes: %q", len(warning.text), warning.text)
 	}
 }
 
