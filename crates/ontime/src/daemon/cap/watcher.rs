@@ -379,8 +379,8 @@ impl Watcher {
         }
     }
 
-    /// Has this thread inspected at a random instant of its pause, if it is paused for long enough and no other one is to
-    /// be inspected before.
+    /// Has this thread inspected at a random instant of its pause, if it is paused for long enough and no other one is
+    /// to be inspected before.
     fn plan_inspection(&mut self, index: SlotIndex) {
         let Some(until) = self.table.paused_until(index).filter(|_| self.inspection.is_none()) else { return };
         // xorshift64 (Marsaglia 2003): the thread must not know the instant, and this must not allocate or wait.
