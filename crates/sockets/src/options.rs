@@ -6,7 +6,6 @@
 use std::net::SocketAddr;
 
 use crate::abi::Errno;
-use crate::request::Request;
 use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as V6, IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_SOCKET as SOCKET};
 
 /// How a guest may use an option.
@@ -115,18 +114,6 @@ pub(crate) fn limit_stamps(value: &mut [u8]) -> Result<(), Errno> {
 /// How an option may be used; None if it is not passed.
 pub fn access(level: i32, name: i32) -> Option<Access> {
     OPTIONS.iter().find(|option| (option.level, option.number) == (level, name)).map(|option| option.access)
-}
-
-/// Whether a call takes the host-wide `rtnl` lock, so that its rate is limited: joining or leaving a group, which also
-/// updates the NICs' receive filters, changing the family, and reading a source filter (`getsockopt_needs_rtnl`).
-pub(crate) fn is_limited(request: Request) -> bool {
-    match request {
-        Request::SetOpt { level, name } => {
-            matches!(access(level, name), Some(Access::Rtnl | Access::Group(_) | Access::Filter(_)))
-        }
-        Request::GetOpt { level, name } => matches!(access(level, name), Some(Access::Filter(_))),
-        _ => false,
-    }
 }
 
 /// Whether a socket may be bound to the interface with this index: 0 for none, the loopback interface, which is the

@@ -145,7 +145,7 @@ impl Worker {
         let mut left = QUEUE_MAX;
         while let Some(mut call) = self.engine.queue.next(memory, calls, &mut left) {
             match self.engine.queue.parse(&mut call) {
-                Ok(request) if options::is_limited(request) => self.limit(memory, calls, call, request),
+                Ok(request) if is_limited(request) => self.limit(memory, calls, call, request),
                 Ok(request) => self.run(memory, calls, call, request),
                 Err(error) => self.engine.queue.malformed(memory, calls, call, error),
             }
@@ -736,6 +736,18 @@ fn group_address(group: Group, value: &[u8]) -> Option<IpAddr> {
                 _ => None,
             }
         }
+    }
+}
+
+/// Whether a call takes the host-wide `rtnl` lock, so that its rate is limited: joining or leaving a group, which also
+/// updates the NICs' receive filters, changing the family, and reading a source filter (`getsockopt_needs_rtnl`).
+fn is_limited(request: Request) -> bool {
+    match request {
+        Request::SetOpt { level, name } => {
+            matches!(options::access(level, name), Some(Access::Rtnl | Access::Group(_) | Access::Filter(_)))
+        }
+        Request::GetOpt { level, name } => matches!(options::access(level, name), Some(Access::Filter(_))),
+        _ => false,
     }
 }
 
