@@ -160,7 +160,9 @@ fn a_watcher_without_events_waits_for_the_next_one_and_rests_after_one() {
         execs(&mut watcher, &Account::System, pid);
     }
     watcher.take().unwrap();
-    assert!(rests(&watcher) && !watcher.listening && watcher.news.len() == LOOKS);
+    assert!(rests(&watcher) && watcher.news.len() == LOOKS);
+    // On a slow machine the looks take longer than the rest.
+    assert!(!watcher.listening || Instant::now() >= watcher.rests_until);
     std::thread::sleep(GAP);
     watcher.take().unwrap();
     assert!(!rests(&watcher) && watcher.listening && watcher.news.len() == LOOKS + 1);
