@@ -117,8 +117,8 @@ first() { # PATTERN: the time of the first such line of the trace, s
     }' /run/node/trace
 }
 is_fifo() { chrt -p "$1" | tr '\n' ' ' | grep -Eq "SCHED_FIFO.* priority: (${2:-[0-9]+}) "; }
-# WHAT TID PRIORITY PATTERN: the thread is at FIFO PRIORITY (47 or 46: planned or entitled to its CPU time), and got this
-# place soon after the trace's first line with the pattern. Other places of the thread do not count.
+# WHAT TID PRIORITY PATTERN: the thread is at FIFO PRIORITY (47 or 46: planned or entitled to its CPU time), and got
+# this place soon after the trace's first line with the pattern. Other places of the thread do not count.
 check() {
     within 30 "$1 is at FIFO $3" is_fifo "$2" "$3"
     cat $trace/trace > /run/node/trace
