@@ -232,8 +232,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Threads of a pod, each within its own cap: on whatever CPUs they spin, and however many of them wait for a CPU,
-    /// together they take no more than was reserved.
+    /// Threads of a pod, each within its own cap, spin on one or several CPUs, and some of them wait for a CPU. Together
+    /// they take no more than was reserved.
     #[test]
     fn threads_of_a_pool_take_what_it_has_together_however_many_they_are(
         percent in 5u32..=95,
@@ -506,7 +506,7 @@ fn a_guest_that_computes_does_not_stop_what_moves_packets() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// vCPUs of one level that all compute, under a storm of interrupts, beside a thread that moves packets: other
     /// threads get the CPU's rest, each vCPU is held to its cap, and only a vCPU with an interrupt is ahead.
