@@ -232,8 +232,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Threads of a pod, each within its own cap, spin on one or several CPUs, and some of them wait for a CPU. Together
-    /// they take no more than was reserved.
+    /// Threads of a pod, each within its own cap, spin on one or several CPUs, and some of them wait for a CPU.
+    /// Together they take no more than was reserved.
     #[test]
     fn threads_of_a_pool_take_what_it_has_together_however_many_they_are(
         percent in 5u32..=95,
