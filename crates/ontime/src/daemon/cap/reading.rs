@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use ontime_base::sched::only_cpu;
+
 use super::sight::{Asker, Sight};
 
 /// CPU time taken since the last reading, and the CPU.
@@ -20,7 +22,8 @@ pub(crate) struct Taken {
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, after which the CPU is looked up again: that is more work than reading the time.
+/// CPU time, ns, after which the CPU is looked up again: by the thread's affinity, or where that has several CPUs by its
+/// sight. The time of a sight's reader comes out of what real-time threads leave.
 const WORTH_A_LOOK: u64 = 1_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
@@ -59,9 +62,10 @@ impl Time {
 /// How much CPU time a thread takes, where it is, and whether it sleeps.
 #[derive(Debug)]
 pub(crate) struct Reading {
+    tid: i32,
     time: Time,
     sight: Arc<Sight>,
-    /// CPU time since the sight was last asked for the CPU, ns.
+    /// CPU time since the CPU was last looked up, ns.
     unseen: u64,
     /// The sight is to be read.
     wants: bool,
@@ -78,7 +82,7 @@ impl Reading {
     pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
         let sight = Arc::new(Sight::open(pid, tid, only)?);
-        Ok(Self { time, sight, unseen: 0, wants: false, asked: false })
+        Ok(Self { tid, time, sight, unseen: 0, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -105,7 +109,11 @@ impl Reading {
         }
         self.unseen = self.unseen.saturating_add(ran);
         if self.unseen >= WORTH_A_LOOK {
-            (self.unseen, self.wants) = (0, true);
+            self.unseen = 0;
+            match only_cpu(self.tid) {
+                Some(cpu) => self.sight.seen_on(cpu),
+                None => self.wants = true,
+            }
         }
         Ok(Taken { ran, cpu: self.sight.cpu() })
     }
@@ -162,6 +170,27 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(100));
             let slept = reading.take().unwrap();
             assert!(slept.ran < 50_000_000, "{slept:?}");
+        })
+        .join()
+        .unwrap();
+    }
+
+    /// No other thread has to read anything for one that is pinned, wherever that is.
+    #[test]
+    fn the_cpu_of_a_pinned_thread_is_known_by_its_affinity() {
+        std::thread::spawn(|| {
+            let cpus = ontime_base::sched::affinity(0).unwrap();
+            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(u32::MAX - 1)).unwrap();
+            for cpu in cpus.iter() {
+                let mut only = rustix::thread::CpuSet::new();
+                only.set(cpu as usize);
+                rustix::thread::sched_setaffinity(None, &only).unwrap();
+                spin(2 * WORTH_A_LOOK as i64);
+                // The kernel adds to the counter at ticks.
+                std::thread::yield_now();
+                assert_eq!(reading.take().unwrap().cpu, Some(cpu));
+                assert!(!reading.wants);
+            }
         })
         .join()
         .unwrap();
