@@ -73,10 +73,10 @@ func (held heldReservation) refused() error {
 		ptr.Deref(held.Why, "it does not say why"))
 }
 
-// problem is why the pod does not have its CPU time, although it runs.
+// problem is why a running pod does not have its CPU time, or has only a rate.
 func (held heldReservation) problem() error {
 	if held.isHeld() && held.Why != nil {
-		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but the pod does not have it: %s", *held.Why)
+		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but does not pace the pod's vCPUs: %s", *held.Why)
 	}
 	return held.refused()
 }

@@ -116,6 +116,31 @@ fn a_requested_reservation_holds_its_bandwidth_and_its_vm_gets_it() {
     assert_eq!(put(&site, "more", &micros(1)).0, 201);
 }
 
+/// 10 us in 500 us are 2 % of a CPU, and pacing them takes longer than half of the reserve.
+#[test]
+fn a_vm_for_which_pacers_lack_time_is_capped_at_what_is_reserved() {
+    if !possible() {
+        return;
+    }
+    let site = Site::new();
+    let vm = name("short");
+    let guest = Guest::spinning(&vm);
+    let _daemon = Daemon::start(&site);
+    let short = json!({"for": {"vm": vm}, "budget_us": 10, "period_us": 500, "lease_seconds": 3600});
+    let (status, held) = put(&site, "short", &short);
+    assert_eq!((status, &held["held"]), (201, &json!(true)), "{held}");
+    site.poke();
+    let idle = (libc::SCHED_IDLE, 0);
+    until("it is at the place of a VM with a cap", || [(FIFO, 46), idle].contains(&guest.policy()).then_some(()));
+    until("it is paused", || (guest.policy() == idle).then_some(()));
+    let all = all(&site);
+    assert_eq!((&all["vcpus"], &all["reserved"]), (&json!([]), &json!(0.02)), "{all}");
+    let why = requested(&site, "short").unwrap()["why"].as_str().unwrap().to_owned();
+    assert!(why.contains("half of the reserve") && why.contains("capped at budget over period"), "{why}");
+    let shown = String::from_utf8(site.run(&["top", "--once", "--interval", "0.1"]).stdout).unwrap();
+    assert!(shown.contains("half of the reserve"), "{shown}");
+}
+
 #[test]
 fn a_lease_that_nobody_renews_ends_and_a_killed_daemon_keeps_the_others() {
     if !possible() {

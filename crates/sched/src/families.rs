@@ -600,7 +600,7 @@ fn simulate(
     let reservations = admitted(u32::try_from(cpus).unwrap(), Bandwidth::ppm(RESERVE), vcpus)?;
     if counted {
         let reservations = Reservations { pacing: Pacing::Best, ..reservations.clone() };
-        pacing::check(&reservations, &reservations.vcpus, &[], &homes).ok()?;
+        pacing::check(&reservations, &reservations.vcpus, &[], &homes, pacing::Source::Unreserved).ok()?;
     }
     let start = 1_700_000_000_000 * MS;
     let last = asked.len() - 1;

@@ -13,13 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadRole};
 
-use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
+use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
-use crate::admit::fit::{Pacers, fit};
+use crate::admit::fit::fit;
 use crate::admit::lease::leased;
 use crate::admit::offer::Offer;
+use crate::admit::pacing::Source;
 use crate::admit::request::{self, Ask, Asks};
-use crate::admit::reservations::{LeaseState, Refused, Reservations};
+use crate::admit::reservations::{LeaseState, Refused, Reservations, Reserved};
 use crate::config::SchedConfig;
 use crate::lease::Lease;
 use crate::model::{BackendKind, Share};
@@ -59,8 +60,8 @@ fn admit_by<'a>(
 ) -> Reservations {
     let cpus = config.cpus_of(online);
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
-    let held: BTreeMap<ThreadId, Option<u32>> =
-        before.vcpus.iter().map(|vcpu| (vcpu.id, before.cpu(vcpu).and_then(place))).collect();
+    let had = |vcpu: &Reserved| Had { home: before.cpu(vcpu).and_then(place), period: vcpu.period };
+    let held: BTreeMap<ThreadId, Had> = before.vcpus.iter().map(|vcpu| (vcpu.id, had(vcpu))).collect();
     let (reserve, pacing) = (config.reserve, config.backend.pacing());
     let mut reservations = Reservations { cpus, reserve, pacing, ..Reservations::default() };
     // A container has no vCPUs, and a pod's user chooses its name.
@@ -85,7 +86,8 @@ fn admit_by<'a>(
         if names.get(tenant.name.as_str()).is_some_and(|count| *count > 1) {
             return Err("several tenants have this name; give them different names".to_owned());
         }
-        Ok(Wanted { candidates: candidates(config, tenant, &cpus, &held, ask)?, ..Wanted::default() })
+        let candidates = candidates(config, tenant, &cpus, &held, ask)?;
+        Ok(Wanted { candidates, source: Some(Source::Unreserved), ..Wanted::default() })
     };
     let leased = |lease: &Lease, tenants: &[&'a Tenant]| leased(config, lease, tenants, &cpus, &held);
     let wanted = entries.iter().map(|entry| match entry {
@@ -98,10 +100,10 @@ fn admit_by<'a>(
         match entry {
             Entry::Declared(_) if all_admitted => {}
             Entry::Declared(tenant) => {
-                let mut admitted = wanted.and_then(|wanted| admit_whole(&mut reservations, wanted, Pacers::Paid));
+                let mut admitted = wanted.and_then(|wanted| admit_whole(&mut reservations, wanted));
                 if let (Err(why), false) = (&mut admitted, ask(tenant).needs.is_empty()) {
                     let without = declared(tenant, &nothing);
-                    *why = match without.and_then(|wanted| admit_whole(&mut reservations, wanted, Pacers::Paid)) {
+                    *why = match without.and_then(|wanted| admit_whole(&mut reservations, wanted)) {
                         Ok(()) => format!("its guest's deadline tasks: {why}"),
                         Err(declared) => declared,
                     };
@@ -115,11 +117,11 @@ fn admit_by<'a>(
                     let wanted = wanted?;
                     let why = wanted.why.clone();
                     if !all_admitted {
-                        admit_whole(&mut reservations, wanted, Pacers::FromReserve)?;
+                        admit_whole(&mut reservations, wanted)?;
                     }
                     Ok(why)
                 };
-                // What does not fit with its vCPUs on their CPUs may fit without them.
+                // What does not fit with its vCPUs on their CPUs, or with their pacers' time, may fit without them.
                 let admitted = admit(wanted).or_else(|why: String| match admit(leased(lease, &[])) {
                     Ok(_) if !tenants.is_empty() => Ok(Some(why)),
                     _ => Err(why),
@@ -148,7 +150,7 @@ fn candidates<'a>(
     config: &SchedConfig,
     tenant: &'a Tenant,
     cpus: &[u32],
-    held: &BTreeMap<ThreadId, Option<u32>>,
+    held: &BTreeMap<ThreadId, Had>,
     ask: &Ask,
 ) -> Result<Vec<Candidate<'a>>, String> {
     if tenant.class == Class::Bulk {
@@ -172,7 +174,7 @@ fn candidates<'a>(
             refuse_vcpusched(number, thread)?;
             found.insert(number);
             let affinity = affinity(number, thread, cpus)?;
-            let had = held.get(&thread.id).copied().flatten();
+            let had = held.get(&thread.id).and_then(|had| had.home);
             let mut one = Candidate {
                 tenant,
                 id: thread.id,
@@ -261,12 +263,14 @@ fn admit_at_once(reservations: &mut Reservations, all: &[Result<Wanted<'_>, Stri
         }
         kept.extend_from_slice(&wanted.kept);
     }
-    let Ok(admitted) = fit(reservations, &vcpus, &wishes, &kept, Pacers::Paid) else { return false };
+    let is_asked = |source: &Source| all.iter().flatten().any(|wanted| wanted.source == Some(*source));
+    let sources = [Source::Unreserved, Source::Reserve].into_iter().filter(is_asked);
+    let Ok(admitted) = fit(reservations, &vcpus, &wishes, &kept, sources) else { return false };
     reservations.set_admitted(vcpus, kept, admitted);
     true
 }
 
-fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>, pacers: Pacers) -> Result<(), String> {
+fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>) -> Result<(), String> {
     let mut all = reservations.vcpus.clone();
     // A home CPU is kept: a move would do no harm to the vCPU's guarantee, but to its caches, and to vCPUs whose home
     // is the other CPU.
@@ -279,7 +283,7 @@ fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>, pacers: Pace
         free.push(one.affinity);
     }
     let kept = [reservations.kept.as_slice(), &wanted.kept].concat();
-    let fit = |wishes| fit(reservations, &all, wishes, &kept, pacers);
+    let fit = |wishes| fit(reservations, &all, wishes, &kept, wanted.source);
     let admitted = fit(&stay).or_else(|_| fit(&free))?;
     reservations.set_admitted(all, kept, admitted);
     Ok(())

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::admit::fit::Capacity;
-use crate::admit::pacing;
+use crate::admit::pacing::{self, Source};
 use crate::admit::request::GuestNeed;
 use crate::guest_page::Page;
 use crate::model::Pacing;
@@ -144,7 +144,7 @@ fn the_pacers_time_is_admitted_with_the_reservations() {
         let reservations = admit(&text(backend), &tenants, &online(1), &Reservations::default(), &Asks::new());
         let pacers = |count: usize| {
             let on = Reservations { pacing: Pacing::Best, reserve: Bandwidth::ppm(50_000), ..reservations.clone() };
-            pacing::check(&on, &reservations.vcpus[..count], &[], &vec![None; count])
+            pacing::check(&on, &reservations.vcpus[..count], &[], &vec![None; count], Source::Unreserved)
         };
         assert_eq!(pacers(reservations.vcpus.len()), Ok(()), "{backend}");
         reservations
@@ -433,6 +433,53 @@ fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
     config.leases = vec![lease("l", 300, 1, None, true)];
     let after = admit(&config, &[container], &online(2), &Reservations::default(), &Asks::new());
     assert_eq!((after.kept.len(), states(&after)), (1, vec![("l", true, "")]));
+}
+
+/// Seven vCPUs with 1 us in 500 us take next to no bandwidth, and their pacers most of a CPU.
+#[test]
+fn what_pacers_of_leases_take_has_a_bound_and_the_other_vcpus_are_capped() {
+    let mut config = config(&[("file", 1_000)]);
+    let short = |name: &str, period: u64, admitted: bool| Lease {
+        period: Nanos::from_micros(period),
+        ..lease(name, 2, 1, Some(&[1]), admitted)
+    };
+    let cell = |number: u64| leased_vm(&format!("v{number}"), 10 + number, 1, "1", &format!("l{number}"));
+    config.leases = (0..7).map(|number| short(&format!("l{number}"), 500 + number, true)).collect();
+    config.leases.push(short("slow", 5_000, true));
+    let mut tenants: Vec<Tenant> = (0..7).map(cell).collect();
+    tenants.push(leased_vm("cell", 5, 1, "1", "slow"));
+    let after = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((admitted_vcpus(&after), after.kept.len()), (vec![("cell", 0)], 7), "{after:?}");
+    assert!(after.leases.values().all(|state| state.held), "the sum decides whether it is held");
+    let why = after.leases["l3"].why.as_deref().unwrap();
+    assert!(why.contains("windows a second") && why.contains("half of the reserve of 0.050"), "{why}");
+
+    // A vCPU that is paced stays so beside a VM of sched.toml that comes later, and after a restart of the daemon.
+    tenants.push(vm("file", 30, 6, "1"));
+    let both = admit(&config, &tenants, &online(2), &after, &Asks::new());
+    let again = admit(&config, &tenants, &online(2), &both, &Asks::new());
+    let names: BTreeSet<&str> = again.vcpus.iter().map(|vcpu| vcpu.tenant.as_str()).collect();
+    assert_eq!(names, BTreeSet::from(["cell", "file"]));
+    let restarted = admit(&config, &tenants, &online(2), &Reservations::remembered(&again.held()), &Asks::new());
+    assert_eq!((admitted_vcpus(&restarted), &restarted.refused), (admitted_vcpus(&again), &again.refused));
+    // Not with a shorter period.
+    config.leases.retain(|lease| lease.name != "slow");
+    config.leases.push(short("slow", 600, true));
+    let shorter = admit(&config, &tenants, &online(2), &again, &Asks::new());
+    assert!(shorter.vcpus.iter().all(|vcpu| vcpu.tenant == "file"), "{shorter:?}");
+}
+
+/// Containers are capped, not paced.
+#[test]
+fn leases_without_vcpus_keep_no_vm_from_starting_for_their_pacers_sake() {
+    let mut config = config(&[("file", 1_000)]);
+    let many = |number: u64| Lease {
+        period: Nanos::from_micros(500 + number),
+        ..lease(&format!("l{number}"), 10, 1, None, true)
+    };
+    config.leases = (0..20).map(many).collect();
+    let after = admit(&config, &[vm("file", 30, 1, "1")], &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!((admitted_vcpus(&after), after.refused.len()), (vec![("file", 0)], 0), "{after:?}");
 }
 
 proptest! {

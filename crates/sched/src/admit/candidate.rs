@@ -6,6 +6,7 @@ use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::{CpuSet, Tenant, TenantThread, ThreadId};
 
 use crate::admit::offer::Offer;
+use crate::admit::pacing::Source;
 use crate::admit::request::GuestNeed;
 use crate::admit::reservations::{Kept, Reserved};
 use crate::guest_page::Page;
@@ -17,6 +18,17 @@ pub(crate) struct Wanted<'a> {
     pub(crate) kept: Vec<Kept>,
     /// Why the tenants of a lease do not have what is kept.
     pub(crate) why: Option<String>,
+    /// What must have the pacers' time; None where they take no more than before.
+    pub(crate) source: Option<Source>,
+}
+
+/// What a vCPU had before.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Had {
+    /// Its home CPU, an index of the CPUs for reservations.
+    pub(crate) home: Option<u32>,
+    /// Zero where only its thread and its CPU were remembered over a restart.
+    pub(crate) period: Nanos,
 }
 
 /// A vCPU for which a reservation is declared or requested, before admission.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ontime_plan::admission::PINNED_PPM;
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
-use crate::admit::pacing;
+use crate::admit::pacing::{self, Source};
 use crate::admit::reservations::{Kept, Reservations, Reserved};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
@@ -37,32 +37,23 @@ impl Capacity {
     }
 }
 
-/// Whether the pacers' time is part of the admission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pacers {
-    /// It must fit beside all reservations.
-    Paid,
-    /// It comes out of the reserve: the sum alone decides on a lease, because a program outside adds it up.
-    FromReserve,
-}
-
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(reservations, vcpus, &wishes, &reservations.kept, Pacers::Paid).is_ok_and(|admitted| {
+    fit(reservations, vcpus, &wishes, &reservations.kept, [Source::Unreserved]).is_ok_and(|admitted| {
         let homes = admitted.home.iter().skip(reservations.cpus.len()).take(vcpus.len());
         admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 
 /// The admission test for these vCPUs in place of the present ones, what is kept for leases, the reserves of the CPUs,
-/// and the pacers' time.
+/// and the pacers' time, which each of these sources must have.
 pub(crate) fn fit(
     reservations: &Reservations,
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
     kept: &[Kept],
-    pacers: Pacers,
+    sources: impl IntoIterator<Item = Source>,
 ) -> Result<Admitted, String> {
     let name = |at: usize| match (vcpus.get(at), kept.get(at.wrapping_sub(vcpus.len()))) {
         (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
@@ -78,8 +69,9 @@ pub(crate) fn fit(
     let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
     let Reservations { reserve, ref cpus, .. } = *reservations;
     let admitted = fit_beside(reserve, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), name)?;
-    if pacers == Pacers::Paid {
-        pacing::check(reservations, vcpus, kept, admitted.home.get(cpus.len()..).unwrap_or_default())?;
+    let homes = admitted.home.get(cpus.len()..).unwrap_or_default();
+    for source in sources {
+        pacing::check(reservations, vcpus, kept, homes, source)?;
     }
     Ok(admitted)
 }

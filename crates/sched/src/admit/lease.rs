@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ontime_plan::Nanos;
 use ontime_tenants::{Tenant, TenantThread, ThreadId, ThreadRole};
 
-use crate::admit::candidate::{Candidate, Wanted, affinity, refuse_vcpusched};
+use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
+use crate::admit::pacing::Source;
 use crate::admit::reservations::Kept;
 use crate::config::SchedConfig;
 use crate::lease::Lease;
@@ -19,7 +21,7 @@ pub(crate) fn leased<'a>(
     lease: &Lease,
     tenants: &[&'a Tenant],
     cpus: &[u32],
-    held: &BTreeMap<ThreadId, Option<u32>>,
+    held: &BTreeMap<ThreadId, Had>,
 ) -> Result<Wanted<'a>, String> {
     let homes = homes(lease, cpus)?;
     let mut wanted = Wanted::default();
@@ -33,7 +35,11 @@ pub(crate) fn leased<'a>(
         (!has_thread).then(|| Kept { lease: lease.name.clone(), bandwidth, period, cpu: *cpu })
     };
     let kept = (0..).zip(&homes).filter_map(kept).collect();
-    Ok(Wanted { kept, ..wanted })
+    // A vCPU that is paced stays so, whatever else comes.
+    let is_new =
+        |one: &Candidate<'_>| held.get(&one.id).is_none_or(|had| had.period != one.period && had.period != Nanos::ZERO);
+    let source = wanted.candidates.iter().any(is_new).then_some(Source::Reserve);
+    Ok(Wanted { kept, source, ..wanted })
 }
 
 /// The CPU on which each vCPU of the lease stays, as an index of `cpus`.
@@ -56,7 +62,7 @@ fn candidates<'a>(
     tenants: &[&'a Tenant],
     cpus: &[u32],
     homes: &[Option<u32>],
-    held: &BTreeMap<ThreadId, Option<u32>>,
+    held: &BTreeMap<ThreadId, Had>,
 ) -> Result<Vec<Candidate<'a>>, String> {
     let mut candidates: Vec<Candidate<'a>> = Vec::new();
     for tenant in tenants.iter().copied() {
@@ -72,7 +78,7 @@ fn candidates<'a>(
             }
             refuse_vcpusched(number, thread).map_err(of)?;
             let affinity = allowed(number, thread, cpus, *home).map_err(of)?;
-            let had = held.get(&thread.id).copied().flatten();
+            let had = held.get(&thread.id).and_then(|had| had.home);
             candidates.push(Candidate {
                 tenant,
                 id: thread.id,

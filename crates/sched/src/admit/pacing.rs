@@ -3,8 +3,8 @@
 //! A vCPU has a window in each of its periods, and in each 100 ms of a longer one. Where the order of deadlines
 //! decides, a window costs two checks: one at its end, and one when the share is used up. By slices, the end of each
 //! vCPU's period ends a slice for all vCPUs; equal periods end together, unless guests publish their deadlines. A set
-//! is refused if the windows of a CPU, or the slices of all CPUs, take more time than the reservations and the reserve
-//! leave. A vCPU that publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
+//! is refused if the windows of a CPU, or the slices of all CPUs, take more time than they may ([`Source`]). A vCPU that
+//! publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
 
 use std::collections::BTreeSet;
 
@@ -46,7 +46,17 @@ fn per_second(periods: impl Iterator<Item = Nanos>) -> u64 {
     periods.map(|period| 1_000_000_000 / period.0.max(1)).sum()
 }
 
-/// A vCPU that pacers serve, or what is kept for one.
+/// What the pacers' time is taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// What reservations and the reserve leave.
+    Unreserved,
+    /// Half of the reserve. Programs give out all that is not reserved by adding up bandwidths alone, so nothing else is
+    /// sure to be there for the vCPUs of a lease.
+    Reserve,
+}
+
+/// A vCPU that pacers serve.
 #[derive(Debug, Clone)]
 struct Served {
     name: String,
@@ -60,13 +70,6 @@ impl From<&Reserved> for Served {
         let Reserved { bandwidth, period, .. } = *vcpu;
         let name = format!("vCPU {} of {}", vcpu.vcpu, vcpu.tenant);
         Self { name, bandwidth, period, publishes: vcpu.page.is_some() }
-    }
-}
-
-impl From<&Kept> for Served {
-    fn from(kept: &Kept) -> Self {
-        let Kept { bandwidth, period, .. } = *kept;
-        Self { name: format!("reservation {}", kept.lease), bandwidth, period, publishes: false }
     }
 }
 
@@ -85,6 +88,8 @@ struct Group<'a> {
     /// Whether there is one CPU for reservations.
     alone: bool,
     vcpus: Vec<&'a Served>,
+    /// The bandwidth that is kept for leases on these CPUs, for which pacers take no time.
+    kept: Bandwidth,
 }
 
 impl<'a> Group<'a> {
@@ -115,12 +120,16 @@ impl<'a> Group<'a> {
     }
 
     /// # Errors
-    /// The reason and the remedy, if the pacers' time does not fit beside the reservations.
-    fn check(&self, reserve: Bandwidth) -> Result<(), String> {
-        let kept: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
-        let reserved: Bandwidth = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum();
+    /// The reason and the remedy, if the pacers' time is more than `source` has.
+    fn check(&self, reserve: Bandwidth, source: Source) -> Result<(), String> {
+        let reserve: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
+        let reserved = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum::<Bandwidth>() + self.kept;
         let needs = self.needs();
-        if self.vcpus.is_empty() || needs == Bandwidth::ZERO || reserved + kept + needs <= Bandwidth::cpus(self.cpus) {
+        let fits = match source {
+            Source::Unreserved => reserved + reserve + needs <= Bandwidth::cpus(self.cpus),
+            Source::Reserve => needs + needs <= reserve,
+        };
+        if self.vcpus.is_empty() || needs == Bandwidth::ZERO || fits {
             return Ok(());
         }
         let shortest = self.costly().min_by_key(|vcpu| vcpu.period);
@@ -130,37 +139,58 @@ impl<'a> Group<'a> {
             Some(cpu) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
         };
+        let (beside, remedy) = match source {
+            Source::Unreserved => (
+                format!("beside {reserved} reserved and the reserve of {reserve}"),
+                "choose a longer one, or reserve less",
+            ),
+            Source::Reserve => (
+                format!("and may take half of the reserve of {reserve}"),
+                "choose a longer one, or raise `reserve` in sched.toml; until then the vCPUs are capped at budget over \
+                 period instead",
+            ),
+        };
         Err(format!(
-            "{number} {what} a second would cost the pacers {needs} of {of}, beside {reserved} reserved and the \
-             reserve of {kept}; the shortest period is {shortest}, of {whose}: choose a longer one, or reserve less"
+            "{number} {what} a second would cost the pacers {needs} of {of}, {beside}; the shortest period is \
+             {shortest}, of {whose}: {remedy}"
         ))
     }
 }
 
-/// The groups whose pacers' time must fit. `homes`: the home CPU of each vCPU, an index of `cpus`.
-fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option<u32>]) -> Vec<Group<'a>> {
+/// The groups whose pacers' time must fit. `homes`: the home CPUs of the vCPUs, then of what is kept, as indices of
+/// `cpus`.
+fn groups<'a>(
+    pacing: Pacing,
+    cpus: &[u32],
+    vcpus: &'a [Served],
+    kept: &[Kept],
+    homes: &[Option<u32>],
+) -> Vec<Group<'a>> {
     let alone = cpus.len() == 1;
-    let on = |at: u32| {
-        let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
-        here.map(|(vcpu, _)| vcpu).collect()
-    };
-    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, alone, vcpus: on(at) });
+    let (of_vcpus, of_kept) = homes.split_at_checked(vcpus.len()).unwrap_or((homes, &[]));
+    let is_on = |at: u32, home: Option<u32>| alone || home == Some(at);
+    let on = |at: u32| vcpus.iter().zip(of_vcpus).filter(move |(_, home)| is_on(at, **home)).map(|(vcpu, _)| vcpu);
+    let kept_on = |at: u32| kept.iter().zip(of_kept).filter(move |(_, home)| is_on(at, **home)).map(|(kept, _)| kept);
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group {
+        cpu: Some(*cpu),
+        cpus: 1,
+        alone,
+        vcpus: on(at).collect(),
+        kept: kept_on(at).map(|kept| kept.bandwidth).sum(),
+    });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
-    let migrate = !alone && homes.iter().any(Option::is_none);
+    let migrate = !alone && of_vcpus.iter().any(Option::is_none);
     // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
     let may_be_prompt = alone && vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
     let by_slices = pacing == Pacing::Slices || migrate || may_be_prompt;
     if by_slices && pacing != Pacing::None {
-        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect() });
+        let kept = kept.iter().map(|kept| kept.bandwidth).sum();
+        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect(), kept });
     }
     groups
 }
 
-fn served(vcpus: &[Reserved], kept: &[Kept]) -> Vec<Served> {
-    vcpus.iter().map(Served::from).chain(kept.iter().map(Served::from)).collect()
-}
-
-/// Whether the pacers' time fits beside these reservations. `homes`: the home CPUs of the vCPUs, then of what is kept.
+/// Whether `source` has the pacers' time for these vCPUs. `homes`: the home CPUs of the vCPUs, then of what is kept.
 ///
 /// # Errors
 /// The reason and the remedy, if not.
@@ -169,20 +199,21 @@ pub(crate) fn check(
     vcpus: &[Reserved],
     kept: &[Kept],
     homes: &[Option<u32>],
+    source: Source,
 ) -> Result<(), String> {
     let Reservations { pacing, reserve, ref cpus, .. } = *reservations;
-    groups(pacing, cpus, &served(vcpus, kept), homes).iter().try_for_each(|group| group.check(reserve))
+    let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
+    groups(pacing, cpus, &served, kept, homes).iter().try_for_each(|group| group.check(reserve, source))
 }
 
-/// The pacers' time for these vCPUs and what is kept, at `home`, an index of `cpus` (None: for those without a home),
-/// in CPUs.
+/// The pacers' time for these vCPUs at `home`, an index of `cpus` (None: for those without a home), in CPUs.
 pub(crate) fn at_home(reservations: &Reservations, vcpus: &[Reserved], home: Option<u32>) -> Bandwidth {
-    let Reservations { pacing, ref cpus, ref kept, .. } = *reservations;
-    let homes: Vec<Option<u32>> = vcpus.iter().map(|vcpu| vcpu.home).chain(kept.iter().map(|kept| kept.cpu)).collect();
+    let Reservations { pacing, ref cpus, .. } = *reservations;
+    let homes: Vec<Option<u32>> = vcpus.iter().map(|vcpu| vcpu.home).collect();
     let cpu =
         home.and_then(|at| cpus.get(usize::try_from(at).ok()?)).or_else(|| cpus.first().filter(|_| cpus.len() == 1));
-    let served = served(vcpus, kept);
-    let groups = groups(pacing, cpus, &served, &homes);
+    let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
+    let groups = groups(pacing, cpus, &served, &[], &homes);
     let needs = |of: Option<u32>| groups.iter().filter(|group| group.cpu == of).map(Group::needs).max();
     needs(cpu.copied()).max(needs(None)).unwrap_or_default()
 }
@@ -216,7 +247,7 @@ mod tests {
     }
 
     fn said(pacing: Pacing, cpus: &[u32], vcpus: &[Reserved], homes: &[Option<u32>]) -> Option<String> {
-        check(&on(pacing, cpus), vcpus, &[], homes).err()
+        check(&on(pacing, cpus), vcpus, &[], homes, Source::Unreserved).err()
     }
 
     #[test]
@@ -274,28 +305,47 @@ mod tests {
     fn slices_count_where_a_vcpu_with_a_short_period_publishes_deadlines() {
         let served = [Served { publishes: true, ..Served::from(&vcpu(0, 60, 500)) }];
         let slices = |cpus: &[u32]| {
-            let groups = groups(Pacing::Best, cpus, &served, &[Some(0)]);
+            let groups = groups(Pacing::Best, cpus, &served, &[], &[Some(0)]);
             groups.iter().find(|group| group.cpu.is_none()).map(|group| group.needs() > Bandwidth::ZERO)
         };
         assert_eq!((slices(&[0]), slices(&[0, 1])), (Some(true), None));
     }
 
     #[test]
-    fn the_windows_of_a_lease_count_before_its_tenant_runs() {
-        let set: Vec<Reserved> = (0..12).map(|number| vcpu(number, 50, 3_000)).collect();
+    fn what_is_kept_takes_no_pacers_time_and_leaves_less_for_it() {
+        let set: Vec<Reserved> = (0..8).map(|number| vcpu(number, 50, 3_000)).collect();
         let kept = |number: u64| Kept {
             lease: format!("pod{number}"),
             bandwidth: Bandwidth::ppm(10_000),
-            period: Nanos::from_micros(1_100 + number),
+            period: Nanos::from_micros(500 + number),
             cpu: Some(0),
         };
-        let kept: Vec<Kept> = (0..6).map(kept).collect();
-        let homes = vec![Some(0); set.len() + kept.len()];
-        let reservations = on(Pacing::Best, &[0]);
-        assert_eq!(check(&reservations, &set[..4], &kept[..1], &homes[..5]), Ok(()));
-        let why = check(&reservations, &set, &kept, &homes).unwrap_err();
-        assert!(why.contains("the shortest period is 1.1 ms, of reservation pod0:"), "{why}");
-        let with = Reservations { kept: kept[..1].to_vec(), ..reservations.clone() };
-        assert!(at_home(&with, &set[..4], Some(0)) > at_home(&reservations, &set[..4], Some(0)));
+        let kept: Vec<Kept> = (0..60).map(kept).collect();
+        let said = |kept: &[Kept]| {
+            let homes = vec![Some(0); set.len() + kept.len()];
+            check(&on(Pacing::Best, &[0]), &set, kept, &homes, Source::Unreserved).err()
+        };
+        assert_eq!(said(&kept[..50]), None);
+        let why = said(&kept).unwrap();
+        assert!(why.contains("beside 0.733") && why.contains("is 3 ms, of vCPU 0 of vm0:"), "{why}");
+        let elsewhere = |at: u32| Kept { cpu: Some(at), ..kept[0].clone() };
+        let homes = [vec![Some(0); set.len()], vec![Some(1); 60]].concat();
+        let beside: Vec<Kept> = (0..60).map(|_| elsewhere(1)).collect();
+        assert_eq!(check(&on(Pacing::Best, &[0, 1]), &set, &beside, &homes, Source::Unreserved), Ok(()));
+    }
+
+    #[test]
+    fn pacers_of_leases_may_take_half_of_the_reserve_however_much_is_unreserved() {
+        let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4]) };
+        let said = |ppm: u64, vcpus: &[Reserved]| {
+            let homes = vec![Some(0); vcpus.len()];
+            check(&reservations(ppm), vcpus, &[], &homes, Source::Reserve).err()
+        };
+        let one = vcpu(0, 10, 4_000);
+        let needs = at_home(&reservations(0), std::slice::from_ref(&one), Some(0)).whole_ppm();
+        assert_eq!(said(2 * needs + 2, std::slice::from_ref(&one)), None);
+        let why = said(2 * needs - 2, &[one]).unwrap();
+        assert!(why.starts_with("250 windows a second") && why.contains("half of the reserve of 0.03"), "{why}");
+        assert!(why.contains("is 4 ms, of vCPU 0 of vm0:") && why.ends_with("over period instead"), "{why}");
     }
 }
