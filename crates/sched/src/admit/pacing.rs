@@ -3,8 +3,8 @@
 //! A vCPU has a window in each of its periods, and in each 100 ms of a longer one. Where the order of deadlines
 //! decides, a window costs two checks: one at its end, and one when the share is used up. By slices, the end of each
 //! vCPU's period ends a slice for all vCPUs; equal periods end together, unless guests publish their deadlines. A set
-//! is refused if the windows of a CPU, or the slices of all CPUs, take more time than they may ([`Source`]). A vCPU that
-//! publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
+//! is refused if the windows of a CPU, or the slices of all CPUs, take more time than they may ([`Source`]). A vCPU
+//! that publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
 
 use std::collections::BTreeSet;
 
@@ -51,8 +51,8 @@ fn per_second(periods: impl Iterator<Item = Nanos>) -> u64 {
 pub(crate) enum Source {
     /// What reservations and the reserve leave.
     Unreserved,
-    /// Half of the reserve. Programs give out all that is not reserved by adding up bandwidths alone, so nothing else is
-    /// sure to be there for the vCPUs of a lease.
+    /// Half of the reserve. Programs give out all that is not reserved by adding up bandwidths alone, so nothing else
+    /// is sure to be there for the vCPUs of a lease.
     Reserve,
 }
 

@@ -22,8 +22,8 @@ pub(crate) struct Taken {
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, after which the CPU is looked up again: by the thread's affinity, or where that has several CPUs by its
-/// sight. The time of a sight's reader comes out of what real-time threads leave.
+/// CPU time, ns, after which the CPU is looked up again: by the thread's affinity, or where that has several CPUs by
+/// its sight. The time of a sight's reader comes out of what real-time threads leave.
 const WORTH_A_LOOK: u64 = 1_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
