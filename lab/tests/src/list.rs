@@ -151,6 +151,12 @@ pub(crate) const BY_NAME: &[Test] = &[
         ..TEST
     },
     Test {
+        name: "pods_on_two_cpus_have_what_each_reserves",
+        inside: Some(pods::on_two_cpus),
+        host: Host { cpus: Some(2), instruction: 1, ..HOST },
+        ..TEST
+    },
+    Test {
         name: "deadline_tasks_have_their_vcpus",
         inside: Some(deadlines_vcpus::deadlines_vcpus),
         host: Host { cpus: Some(2), ..HOST },
