@@ -109,29 +109,11 @@ fn setattr(tid: i32, attr: SchedAttr) -> io::Result<()> {
 
 /// The CPUs the thread may run on.
 pub fn affinity(tid: i32) -> io::Result<CpuSet> {
-    with_affinity(tid, CpuSet::from_bits)
-}
-
-/// The CPU of a thread that may run on one only. Does not allocate; the only lock that it takes in the kernel is the
-/// thread's own.
-pub fn only_cpu(tid: i32) -> Option<u32> {
-    let only = |mask: &[u8]| {
-        let mut set = (0..).zip(mask).filter(|(_, byte)| **byte != 0);
-        match (set.next(), set.next()) {
-            (Some((at, byte)), None) if byte.is_power_of_two() => Some(8 * at + byte.trailing_zeros()),
-            _ => None,
-        }
-    };
-    with_affinity(tid, only).ok().flatten()
-}
-
-/// Calls `use_mask` with a bit for each of the host's CPUs.
-fn with_affinity<T>(tid: i32, use_mask: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
     let mut mask = [0u8; (CPU_MAX as usize + 1) / 8];
     // SAFETY: the kernel writes at most `mask.len()` bytes into the live array.
     let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, mask.len(), mask.as_mut_ptr()) };
     let written = usize::try_from(written).map_err(|_| io::Error::last_os_error())?;
-    Ok(use_mask(mask.get(..written).unwrap_or_default()))
+    Ok(CpuSet::from_bits(mask.get(..written).unwrap_or_default()))
 }
 
 /// Restricts the thread to these CPUs.

@@ -594,6 +594,7 @@ fn simulate(
             offer: None,
             home: homes[number as usize],
             pinned: cpus == 1 || pinned,
+            leased: false,
         })
     };
     let vcpus: Vec<Reserved> = (0..).zip(&asked).map(reserved).collect::<Option<_>>()?;

@@ -324,6 +324,7 @@ pub(crate) fn reservations(cpus: u32, reserve_ppm: u64, asked: &[(u64, u64)], pi
         offer: None,
         home: home(number),
         pinned: cpus == 1 || pinned,
+        leased: false,
     };
     admitted(cpus, Bandwidth::ppm(reserve_ppm), (0..).zip(asked).map(reserved).collect())
 }

@@ -75,10 +75,6 @@ fn admit_by<'a>(
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
     let mut entries: Vec<Entry<'a>> = tenants.iter().filter(means).map(Entry::Declared).collect();
     entries.extend(config.leases.iter().map(|lease| Entry::Leased(lease, tenants_of(lease, tenants))));
-    entries.sort_by_key(|entry| match entry {
-        Entry::Declared(tenant) => (is_new(tenant), false, tenant.process.start_time, tenant.process.pid),
-        Entry::Leased(lease, _) => (!lease.admitted, true, 0, 0),
-    });
     let nothing = Ask::default();
     let ask = |tenant: &Tenant| asks.get(&tenant.name).unwrap_or(&nothing);
     let cpus = reservations.cpus.clone();
@@ -90,11 +86,21 @@ fn admit_by<'a>(
         Ok(Wanted { candidates, source: Some(Source::Unreserved), ..Wanted::default() })
     };
     let leased = |lease: &Lease, tenants: &[&'a Tenant]| leased(config, lease, tenants, &cpus, &held);
-    let wanted = entries.iter().map(|entry| match entry {
-        Entry::Declared(tenant) => declared(tenant, ask(tenant)),
-        Entry::Leased(lease, tenants) => leased(lease, tenants),
+    let want = |entry: Entry<'a>| {
+        let wanted = match &entry {
+            Entry::Declared(tenant) => declared(tenant, ask(tenant)),
+            Entry::Leased(lease, tenants) => leased(lease, tenants),
+        };
+        (entry, wanted)
+    };
+    let mut all: Vec<(Entry<'a>, Result<Wanted<'a>, String>)> = entries.into_iter().map(want).collect();
+    all.sort_by_key(|(entry, wanted)| match entry {
+        Entry::Declared(tenant) => (is_new(tenant), false, tenant.process.start_time, tenant.process.pid),
+        Entry::Leased(lease, _) => {
+            (!lease.admitted, true, u64::from(wanted.as_ref().is_ok_and(|wanted| wanted.is_new)), 0)
+        }
     });
-    let wanted: Vec<Result<Wanted<'_>, String>> = wanted.collect();
+    let (entries, wanted): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     let all_admitted = shortcut(&mut reservations, &wanted);
     for (entry, wanted) in entries.iter().zip(wanted) {
         match entry {
@@ -184,6 +190,7 @@ fn candidates<'a>(
                 guest: None,
                 page: None,
                 offer: None,
+                leased: false,
                 home: had.filter(|home| affinity.as_ref().is_some_and(|cpus| cpus.contains(home))),
                 affinity,
             };

@@ -20,6 +20,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) why: Option<String>,
     /// What must have the pacers' time; None where they take no more than before.
     pub(crate) source: Option<Source>,
+    /// Whether the lease has a vCPU that was not paced before, or with another period, or on another CPU.
+    pub(crate) is_new: bool,
 }
 
 /// What a vCPU had before.
@@ -41,6 +43,7 @@ pub(crate) struct Candidate<'a> {
     pub(crate) guest: Option<GuestNeed>,
     pub(crate) page: Option<Page>,
     pub(crate) offer: Option<Offer>,
+    pub(crate) leased: bool,
     /// The CPUs that the vCPU may run on; None: all.
     pub(crate) affinity: Option<BTreeSet<u32>>,
     /// The one of these CPUs that the vCPU had before.
@@ -67,6 +70,7 @@ impl Candidate<'_> {
             offer: self.offer.clone(),
             home: None,
             pinned: self.is_pinned(),
+            leased: self.leased,
         }
     }
 }

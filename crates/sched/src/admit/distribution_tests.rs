@@ -45,6 +45,7 @@ fn reservations(
             }),
             home: home(number),
             pinned: false,
+            leased: false,
         }
     };
     admitted(cpus, Bandwidth::ppm(50_000), (0..).zip(holds).map(vcpu).collect())

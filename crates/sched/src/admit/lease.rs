@@ -31,15 +31,16 @@ pub(crate) fn leased<'a>(
     }
     let kept = |(number, cpu): (u32, &Option<u32>)| {
         let has_thread = wanted.candidates.iter().any(|one| one.vcpu == number);
-        let (bandwidth, period) = (lease.bandwidth(), lease.period);
-        (!has_thread).then(|| Kept { lease: lease.name.clone(), bandwidth, period, cpu: *cpu })
+        (!has_thread).then(|| Kept { lease: lease.name.clone(), bandwidth: lease.bandwidth(), cpu: *cpu })
     };
     let kept = (0..).zip(&homes).filter_map(kept).collect();
-    // A vCPU that is paced stays so, whatever else comes.
-    let is_new =
-        |one: &Candidate<'_>| held.get(&one.id).is_none_or(|had| had.period != one.period && had.period != Nanos::ZERO);
-    let source = wanted.candidates.iter().any(is_new).then_some(Source::Reserve);
-    Ok(Wanted { kept, source, ..wanted })
+    let is_new = |one: &Candidate<'_>| {
+        let was = |had: &Had| had.home == one.home && [one.period, Nanos::ZERO].contains(&had.period);
+        !held.get(&one.id).is_some_and(was)
+    };
+    let is_new = wanted.candidates.iter().any(is_new);
+    let source = (!wanted.candidates.is_empty()).then_some(Source::Reserve);
+    Ok(Wanted { kept, source, is_new, ..wanted })
 }
 
 /// The CPU on which each vCPU of the lease stays, as an index of `cpus`.
@@ -88,6 +89,7 @@ fn candidates<'a>(
                 guest: None,
                 page: None,
                 offer: None,
+                leased: true,
                 home: home.or_else(|| had.filter(|had| affinity.as_ref().is_some_and(|cpus| cpus.contains(had)))),
                 affinity,
             });

@@ -51,8 +51,8 @@ fn per_second(periods: impl Iterator<Item = Nanos>) -> u64 {
 pub(crate) enum Source {
     /// What reservations and the reserve leave.
     Unreserved,
-    /// Half of the reserve. Programs give out all that is not reserved by adding up bandwidths alone, so nothing else
-    /// is sure to be there for the vCPUs of a lease.
+    /// Half of the reserve has what leased vCPUs need besides the others. Programs give out all that is not reserved by
+    /// adding up bandwidths alone, so nothing else is sure to be there.
     Reserve,
 }
 
@@ -63,20 +63,22 @@ struct Served {
     bandwidth: Bandwidth,
     period: Nanos,
     publishes: bool,
+    leased: bool,
 }
 
 impl From<&Reserved> for Served {
     fn from(vcpu: &Reserved) -> Self {
         let Reserved { bandwidth, period, .. } = *vcpu;
         let name = format!("vCPU {} of {}", vcpu.vcpu, vcpu.tenant);
-        Self { name, bandwidth, period, publishes: vcpu.page.is_some() }
+        Self { name, bandwidth, period, publishes: vcpu.page.is_some(), leased: vcpu.leased }
     }
 }
 
 impl Served {
-    /// Whether the vCPU is planned ahead of all others, if there is one CPU for reservations.
+    /// Whether the vCPU is planned ahead of all others, if there is one CPU for reservations. It is not while it has
+    /// used up half of its budget, which a leased one may do at any time.
     fn is_prompt(&self) -> bool {
-        self.period.0 <= PROMPT && !self.publishes
+        self.period.0 <= PROMPT && !self.publishes && !self.leased
     }
 }
 
@@ -119,12 +121,22 @@ impl<'a> Group<'a> {
         each(cost, periods).min(each(cost, std::iter::once(SLICE_MIN)))
     }
 
+    fn without_leased(&self) -> Self {
+        let vcpus = self.vcpus.iter().copied().filter(|vcpu| !vcpu.leased).collect();
+        Self { vcpus, ..*self }
+    }
+
     /// # Errors
     /// The reason and the remedy, if the pacers' time is more than `source` has.
     fn check(&self, reserve: Bandwidth, source: Source) -> Result<(), String> {
         let reserve: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
         let reserved = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum::<Bandwidth>() + self.kept;
-        let needs = self.needs();
+        let needs = match source {
+            Source::Unreserved => self.needs(),
+            Source::Reserve => {
+                Bandwidth::ppm(self.needs().whole_ppm().saturating_sub(self.without_leased().needs().whole_ppm()))
+            }
+        };
         let fits = match source {
             Source::Unreserved => reserved + reserve + needs <= Bandwidth::cpus(self.cpus),
             Source::Reserve => needs + needs <= reserve,
@@ -132,7 +144,8 @@ impl<'a> Group<'a> {
         if self.vcpus.is_empty() || needs == Bandwidth::ZERO || fits {
             return Ok(());
         }
-        let shortest = self.costly().min_by_key(|vcpu| vcpu.period);
+        let counts = |vcpu: &&Served| source == Source::Unreserved || vcpu.leased;
+        let shortest = self.costly().filter(counts).min_by_key(|vcpu| vcpu.period);
         let (shortest, whose) = shortest.map_or((Nanos::ZERO, ""), |vcpu| (vcpu.period, vcpu.name.as_str()));
         let number = per_second(self.periods().into_iter());
         let (what, of) = match self.cpu {
@@ -243,6 +256,7 @@ mod tests {
             offer: None,
             home: None,
             pinned: false,
+            leased: false,
         }
     }
 
@@ -314,12 +328,8 @@ mod tests {
     #[test]
     fn what_is_kept_takes_no_pacers_time_and_leaves_less_for_it() {
         let set: Vec<Reserved> = (0..8).map(|number| vcpu(number, 50, 3_000)).collect();
-        let kept = |number: u64| Kept {
-            lease: format!("pod{number}"),
-            bandwidth: Bandwidth::ppm(10_000),
-            period: Nanos::from_micros(500 + number),
-            cpu: Some(0),
-        };
+        let kept =
+            |number: u64| Kept { lease: format!("pod{number}"), bandwidth: Bandwidth::ppm(10_000), cpu: Some(0) };
         let kept: Vec<Kept> = (0..60).map(kept).collect();
         let said = |kept: &[Kept]| {
             let homes = vec![Some(0); set.len() + kept.len()];
@@ -336,16 +346,28 @@ mod tests {
 
     #[test]
     fn pacers_of_leases_may_take_half_of_the_reserve_however_much_is_unreserved() {
-        let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4]) };
-        let said = |ppm: u64, vcpus: &[Reserved]| {
-            let homes = vec![Some(0); vcpus.len()];
-            check(&reservations(ppm), vcpus, &[], &homes, Source::Reserve).err()
+        let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4, 5]) };
+        let said = |ppm: u64, vcpus: &[Reserved], homes: &[Option<u32>]| {
+            check(&reservations(ppm), vcpus, &[], homes, Source::Reserve).err()
         };
-        let one = vcpu(0, 10, 4_000);
-        let needs = at_home(&reservations(0), std::slice::from_ref(&one), Some(0)).whole_ppm();
-        assert_eq!(said(2 * needs + 2, std::slice::from_ref(&one)), None);
-        let why = said(2 * needs - 2, &[one]).unwrap();
+        let leased = |number: u32, period: u64| Reserved { leased: true, ..vcpu(number, 10, period) };
+        let needs = window(1) / 4;
+        assert_eq!(said(2 * needs + 2, &[leased(0, 4_000)], &[Some(0)]), None);
+        let why = said(2 * needs - 2, &[leased(0, 4_000)], &[Some(0)]).unwrap();
         assert!(why.starts_with("250 windows a second") && why.contains("half of the reserve of 0.03"), "{why}");
         assert!(why.contains("is 4 ms, of vCPU 0 of vm0:") && why.ends_with("over period instead"), "{why}");
+
+        // What VMs of sched.toml need is theirs, on this CPU or another one.
+        let declared = [vcpu(1, 10, 2_000), vcpu(2, 10, 2_000)];
+        let mut set = vec![leased(0, 40_000), declared[0].clone(), declared[1].clone()];
+        for homes in [[Some(0), Some(1), Some(1)], [Some(0), Some(0), Some(1)]] {
+            assert_eq!(said(20_000, &set, &homes), None);
+        }
+        // But not what they need more, because there are more vCPUs to read.
+        set.extend((3..12).map(|number| vcpu(number, 10, 2_000)));
+        assert!(said(20_000, &set, &[Some(0); 12]).is_some());
+        // A short period has no precedence for nothing, also if there is one CPU.
+        let one = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4]) };
+        assert!(check(&one, &[leased(0, 500)], &[], &[None], Source::Reserve).is_err());
     }
 }

@@ -39,6 +39,8 @@ pub struct Reserved {
     /// Whether the vCPU may run on one CPU only. A wider affinity may have a home CPU too, and the kernel may move the
     /// vCPU to another one, also to one without reservations.
     pub pinned: bool,
+    /// Whether it has its reservation by a lease.
+    pub leased: bool,
 }
 
 impl Reserved {
@@ -79,8 +81,6 @@ pub struct Kept {
     pub lease: String,
     /// How much.
     pub bandwidth: Bandwidth,
-    /// The period of its windows.
-    pub period: Nanos,
     /// On which CPU, an index of [`Reservations::cpus`]; None if it is not pinned.
     pub cpu: Option<u32>,
 }
@@ -166,6 +166,7 @@ impl Reservations {
             offer: None,
             home: one.cpu.and_then(|cpu| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at)),
             pinned: false,
+            leased: false,
         };
         let vcpus = held.iter().map(vcpu).collect();
         Self { vcpus, cpus, ..Self::default() }

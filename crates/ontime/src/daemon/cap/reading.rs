@@ -9,8 +9,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ontime_base::sched::only_cpu;
-
 use super::sight::{Asker, Sight};
 
 /// CPU time taken since the last reading, and the CPU.
@@ -22,9 +20,10 @@ pub(crate) struct Taken {
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, after which the CPU is looked up again: by the thread's affinity, or where that has several CPUs by
-/// its sight. The time of a sight's reader comes out of what real-time threads leave.
-const WORTH_A_LOOK: u64 = 1_000_000;
+/// CPU time, ns, after which the CPU is looked up again. The interval doubles with each look that finds the thread where
+/// it was: a look is more work than reading the time, and is done in the time that real-time threads leave to others.
+const FIRST_LOOK: u64 = 1_000_000;
+const RARE_LOOK: u64 = 4_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
@@ -62,11 +61,13 @@ impl Time {
 /// How much CPU time a thread takes, where it is, and whether it sleeps.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    tid: i32,
     time: Time,
     sight: Arc<Sight>,
-    /// CPU time since the CPU was last looked up, ns.
+    /// CPU time since the sight was last asked for the CPU, ns, and where the thread was then.
     unseen: u64,
+    seen: Option<u32>,
+    /// CPU time after which it is asked next, ns.
+    interval: u64,
     /// The sight is to be read.
     wants: bool,
     /// The sight's state was asked for since the thread last ran.
@@ -82,7 +83,8 @@ impl Reading {
     pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
         let sight = Arc::new(Sight::open(pid, tid, only)?);
-        Ok(Self { tid, time, sight, unseen: 0, wants: false, asked: false })
+        let seen = sight.cpu();
+        Ok(Self { time, sight, unseen: 0, seen, interval: FIRST_LOOK, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -108,14 +110,15 @@ impl Reading {
             self.asked = false;
         }
         self.unseen = self.unseen.saturating_add(ran);
-        if self.unseen >= WORTH_A_LOOK {
-            self.unseen = 0;
-            match only_cpu(self.tid) {
-                Some(cpu) => self.sight.seen_on(cpu),
-                None => self.wants = true,
-            }
+        let cpu = self.sight.cpu();
+        if cpu != self.seen {
+            (self.seen, self.interval) = (cpu, FIRST_LOOK);
         }
-        Ok(Taken { ran, cpu: self.sight.cpu() })
+        if self.unseen >= self.interval {
+            (self.unseen, self.wants) = (0, true);
+            self.interval = (self.interval * 2).min(RARE_LOOK);
+        }
+        Ok(Taken { ran, cpu })
     }
 
     /// Has the sight read if it is needed. Returns whether it is.
@@ -175,27 +178,6 @@ mod tests {
         .unwrap();
     }
 
-    /// No other thread has to read anything for one that is pinned, wherever that is.
-    #[test]
-    fn the_cpu_of_a_pinned_thread_is_known_by_its_affinity() {
-        std::thread::spawn(|| {
-            let cpus = ontime_base::sched::affinity(0).unwrap();
-            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(u32::MAX - 1)).unwrap();
-            for cpu in cpus.iter() {
-                let mut only = rustix::thread::CpuSet::new();
-                only.set(cpu as usize);
-                rustix::thread::sched_setaffinity(None, &only).unwrap();
-                spin(2 * WORTH_A_LOOK as i64);
-                // The kernel adds to the counter at ticks.
-                std::thread::yield_now();
-                assert_eq!(reading.take().unwrap().cpu, Some(cpu));
-                assert!(!reading.wants);
-            }
-        })
-        .join()
-        .unwrap();
-    }
-
     /// A thread's process may pin it elsewhere, and may have many threads that each take little between two readings.
     #[test]
     fn a_thread_is_where_it_runs_and_not_where_it_was_pinned_to() {
@@ -207,13 +189,33 @@ mod tests {
             let start = std::time::Instant::now();
             while reading.take().unwrap().cpu == Some(nowhere) {
                 assert!(start.elapsed() < std::time::Duration::from_secs(60), "it is never looked up");
-                spin(WORTH_A_LOOK as i64 / 5);
+                spin(FIRST_LOOK as i64 / 5);
                 if reading.ask(&mut asker) {
                     asker.ring();
                 }
             }
             let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
             assert!(reading.take().unwrap().cpu.is_some_and(|cpu| cpu < cpus));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_stays_where_it_is_is_looked_up_less_often() {
+        std::thread::spawn(|| {
+            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(5)).unwrap();
+            let take_until_asked = |reading: &mut Reading| {
+                while !std::mem::take(&mut reading.wants) {
+                    spin(FIRST_LOOK as i64 / 5);
+                    reading.take().unwrap();
+                }
+                reading.interval
+            };
+            let intervals = [(); 4].map(|()| take_until_asked(&mut reading));
+            assert_eq!(intervals, [2 * FIRST_LOOK, RARE_LOOK, RARE_LOOK, RARE_LOOK]);
+            reading.sight = Arc::new(Sight::open(std::process::id() as i32, own_tid(), Some(6)).unwrap());
+            assert_eq!(take_until_asked(&mut reading), 2 * FIRST_LOOK, "it was found elsewhere");
         })
         .join()
         .unwrap();

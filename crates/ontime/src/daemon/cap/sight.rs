@@ -63,11 +63,6 @@ impl Sight {
         Some(self.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }
 
-    /// The thread was seen on this CPU.
-    pub(crate) fn seen_on(&self, cpu: u32) {
-        self.cpu.store(cpu, Ordering::Relaxed);
-    }
-
     /// The state's letter, if it was read since [`Self::forget_state`].
     pub(crate) fn state(&self) -> Option<u8> {
         Some((self.state.load(Ordering::Relaxed) & LETTER) as u8).filter(|state| *state != 0)
