@@ -22,8 +22,9 @@ pub(crate) struct Taken {
 
 /// CPU time, ns, after which the CPU is looked up again. The interval doubles with each look that finds the thread where
 /// it was: a look is more work than reading the time, and is done in the time that real-time threads leave to others.
+/// Once a thread that had stayed is found elsewhere, the other threads of its process are looked up soon, too.
 const FIRST_LOOK: u64 = 1_000_000;
-const RARE_LOOK: u64 = 4_000_000;
+const RARE_LOOK: u64 = 16_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
@@ -68,6 +69,8 @@ pub(crate) struct Reading {
     seen: Option<u32>,
     /// CPU time after which it is asked next, ns.
     interval: u64,
+    /// Whether the thread was found elsewhere after it had stayed where it was.
+    moved: bool,
     /// The sight is to be read.
     wants: bool,
     /// The sight's state was asked for since the thread last ran.
@@ -84,7 +87,7 @@ impl Reading {
         let time = Time::open(pid, tid)?;
         let sight = Arc::new(Sight::open(pid, tid, only)?);
         let seen = sight.cpu();
-        Ok(Self { time, sight, unseen: 0, seen, interval: FIRST_LOOK, wants: false, asked: false })
+        Ok(Self { time, sight, unseen: 0, seen, interval: FIRST_LOOK, moved: false, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -112,6 +115,7 @@ impl Reading {
         self.unseen = self.unseen.saturating_add(ran);
         let cpu = self.sight.cpu();
         if cpu != self.seen {
+            self.moved = self.interval > 2 * FIRST_LOOK;
             (self.seen, self.interval) = (cpu, FIRST_LOOK);
         }
         if self.unseen >= self.interval {
@@ -119,6 +123,16 @@ impl Reading {
             self.interval = (self.interval * 2).min(RARE_LOOK);
         }
         Ok(Taken { ran, cpu })
+    }
+
+    /// Whether the thread was found elsewhere, after it had stayed where it was, since the last call.
+    pub(crate) fn has_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+
+    /// Has the CPU looked up again as if the thread had just come there.
+    pub(crate) fn look_soon(&mut self) {
+        self.interval = FIRST_LOOK;
     }
 
     /// Has the sight read if it is needed. Returns whether it is.
@@ -212,10 +226,14 @@ mod tests {
                 }
                 reading.interval
             };
-            let intervals = [(); 4].map(|()| take_until_asked(&mut reading));
-            assert_eq!(intervals, [2 * FIRST_LOOK, RARE_LOOK, RARE_LOOK, RARE_LOOK]);
+            let intervals = [(); 5].map(|()| take_until_asked(&mut reading));
+            assert_eq!(intervals, [2, 4, 8, 16, 16].map(|times| times * FIRST_LOOK));
+            assert!(!reading.has_moved());
             reading.sight = Arc::new(Sight::open(std::process::id() as i32, own_tid(), Some(6)).unwrap());
             assert_eq!(take_until_asked(&mut reading), 2 * FIRST_LOOK, "it was found elsewhere");
+            assert!(reading.has_moved() && !reading.has_moved());
+            reading.look_soon();
+            assert_eq!(take_until_asked(&mut reading), 2 * FIRST_LOOK);
         })
         .join()
         .unwrap();
