@@ -24,12 +24,13 @@ pub(crate) fn pods() -> Result<()> {
     Ok(())
 }
 
-/// On two CPUs: no two of three pods fit on one, so that each has its time only where the kernel moves them.
+/// Three pods on two CPUs: each has its time only where the kernel moves its processes. In its pauses a process may
+/// also take what bulk work leaves of a CPU, so there is no upper bound.
 pub(crate) fn on_two_cpus() -> Result<()> {
-    let [first, second, third, of_bulk] = shares([(1, 6_000), (1, 6_000), (2, 6_000)], 2)?;
-    figures(format_args!("60 % each: {first} %, {second} %, two processes {third} %; the rest {of_bulk} %"));
-    ensure!([first, second, third].iter().all(|share| (50..=63).contains(share)), "not what is reserved");
-    ensure!(of_bulk >= 5, "bulk work has nothing");
+    let [first, second, third, of_bulk] = shares([(1, 5_000), (1, 5_000), (2, 5_000)], 2)?;
+    figures(format_args!("50 % each: {first} %, {second} %, two processes {third} %; the rest {of_bulk} %"));
+    ensure!([first, second, third].iter().all(|share| *share >= 44), "less than what is reserved");
+    ensure!(of_bulk >= 10, "bulk work has nothing");
     Ok(())
 }
 
