@@ -121,9 +121,10 @@ impl<'a> Group<'a> {
         each(cost, periods).min(each(cost, std::iter::once(SLICE_MIN)))
     }
 
-    fn without_leased(&self) -> Self {
-        let vcpus = self.vcpus.iter().copied().filter(|vcpu| !vcpu.leased).collect();
-        Self { vcpus, ..*self }
+    /// The vCPUs whose needs `source` does not have to cover.
+    fn others(&self, source: Source) -> Self {
+        let is_other = |vcpu: &&Served| source == Source::Reserve && !vcpu.leased;
+        Self { vcpus: self.vcpus.iter().copied().filter(is_other).collect(), ..*self }
     }
 
     /// # Errors
@@ -131,12 +132,8 @@ impl<'a> Group<'a> {
     fn check(&self, reserve: Bandwidth, source: Source) -> Result<(), String> {
         let reserve: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
         let reserved = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum::<Bandwidth>() + self.kept;
-        let needs = match source {
-            Source::Unreserved => self.needs(),
-            Source::Reserve => {
-                Bandwidth::ppm(self.needs().whole_ppm().saturating_sub(self.without_leased().needs().whole_ppm()))
-            }
-        };
+        let others = self.others(source);
+        let needs = Bandwidth::ppm(self.needs().whole_ppm().saturating_sub(others.needs().whole_ppm()));
         let fits = match source {
             Source::Unreserved => reserved + reserve + needs <= Bandwidth::cpus(self.cpus),
             Source::Reserve => needs + needs <= reserve,
@@ -147,7 +144,8 @@ impl<'a> Group<'a> {
         let counts = |vcpu: &&Served| source == Source::Unreserved || vcpu.leased;
         let shortest = self.costly().filter(counts).min_by_key(|vcpu| vcpu.period);
         let (shortest, whose) = shortest.map_or((Nanos::ZERO, ""), |vcpu| (vcpu.period, vcpu.name.as_str()));
-        let number = per_second(self.periods().into_iter());
+        let per_second = |group: &Self| per_second(group.periods().into_iter());
+        let number = per_second(self).saturating_sub(per_second(&others));
         let (what, of) = match self.cpu {
             Some(cpu) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
