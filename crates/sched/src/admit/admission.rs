@@ -252,8 +252,8 @@ fn candidates<'a>(
 }
 
 /// Admits all at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one after the
-/// other, because each part of a fitting set fits too. But that takes longer by the number of entries, for each request
-/// of a guest.
+/// other, because each part of a fitting set fits too (the pacers' time of leases perhaps one pass later, if a VM of
+/// sched.toml is new). But that takes longer by the number of entries, for each request of a guest.
 fn admit_at_once(reservations: &mut Reservations, all: &[Result<Wanted<'_>, String>]) -> bool {
     if all.is_empty() {
         return true;

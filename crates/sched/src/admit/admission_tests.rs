@@ -493,6 +493,19 @@ fn in_whatever_order_vms_come_or_move_their_pacers_take_no_more() {
     tenants.iter_mut().for_each(|tenant| tenant.threads[0].affinity = "2".to_owned());
     let moved = admit(&config, &tenants, &online(6), &spread, &Asks::new());
     assert_eq!(paced(&moved), BTreeSet::from(["v2", "v0"]), "who was there stays");
+    // Two without a pin, which the tenant then pins to the CPU of two others.
+    tenants.truncate(4);
+    config.leases.truncate(4);
+    let pin = |tenants: &mut [Tenant], affinity: &str| {
+        tenants.iter_mut().for_each(|tenant| tenant.threads[0].affinity = affinity.to_owned());
+    };
+    pin(&mut tenants[..2], "0-1");
+    pin(&mut tenants[2..], "1");
+    let two = admit(&config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+    assert_eq!(paced(&two), BTreeSet::from(["v0", "v1", "v2", "v3"]), "{two:?}");
+    pin(&mut tenants, "1");
+    let pinned = admit(&config, &tenants, &online(2), &two, &Asks::new());
+    assert_eq!(paced(&pinned), BTreeSet::from(["v2", "v3"]));
 }
 
 /// Containers are capped, not paced.

@@ -34,9 +34,11 @@ pub(crate) fn leased<'a>(
         (!has_thread).then(|| Kept { lease: lease.name.clone(), bandwidth: lease.bandwidth(), cpu: *cpu })
     };
     let kept = (0..).zip(&homes).filter_map(kept).collect();
+    // Where a vCPU without a home pins itself, its home is chosen anew.
     let is_new = |one: &Candidate<'_>| {
         let was = |had: &Had| had.home == one.home && [one.period, Nanos::ZERO].contains(&had.period);
-        !held.get(&one.id).is_some_and(was)
+        let chooses = one.affinity.is_some() && one.home.is_none();
+        chooses || !held.get(&one.id).is_some_and(was)
     };
     let is_new = wanted.candidates.iter().any(is_new);
     let source = (!wanted.candidates.is_empty()).then_some(Source::Reserve);

@@ -41,18 +41,13 @@ fn each(cost: u64, periods: impl Iterator<Item = Nanos>) -> Bandwidth {
     periods.map(|period| Bandwidth::new(Nanos(cost), period).unwrap_or(Bandwidth::ONE)).sum()
 }
 
-/// How often per second these periods end.
-fn per_second(periods: impl Iterator<Item = Nanos>) -> u64 {
-    periods.map(|period| 1_000_000_000 / period.0.max(1)).sum()
-}
-
 /// What the pacers' time is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// What reservations and the reserve leave.
+    /// What reservations and the reserve leave has the time for vCPUs of `sched.toml`, as if there were no others.
     Unreserved,
-    /// Half of the reserve has what leased vCPUs need besides the others. Programs give out all that is not reserved by
-    /// adding up bandwidths alone, so nothing else is sure to be there.
+    /// Half of the reserve has what leased vCPUs need in addition. Programs give out all that is not reserved by adding
+    /// up bandwidths alone, so nothing else is sure to be there.
     Reserve,
 }
 
@@ -60,7 +55,6 @@ pub(crate) enum Source {
 #[derive(Debug, Clone)]
 struct Served {
     name: String,
-    bandwidth: Bandwidth,
     period: Nanos,
     publishes: bool,
     leased: bool,
@@ -68,9 +62,8 @@ struct Served {
 
 impl From<&Reserved> for Served {
     fn from(vcpu: &Reserved) -> Self {
-        let Reserved { bandwidth, period, .. } = *vcpu;
         let name = format!("vCPU {} of {}", vcpu.vcpu, vcpu.tenant);
-        Self { name, bandwidth, period, publishes: vcpu.page.is_some(), leased: vcpu.leased }
+        Self { name, period: vcpu.period, publishes: vcpu.page.is_some(), leased: vcpu.leased }
     }
 }
 
@@ -90,8 +83,6 @@ struct Group<'a> {
     /// Whether there is one CPU for reservations.
     alone: bool,
     vcpus: Vec<&'a Served>,
-    /// The bandwidth that is kept for leases on these CPUs, for which pacers take no time.
-    kept: Bandwidth,
 }
 
 impl<'a> Group<'a> {
@@ -121,82 +112,41 @@ impl<'a> Group<'a> {
         each(cost, periods).min(each(cost, std::iter::once(SLICE_MIN)))
     }
 
-    /// The vCPUs whose needs `source` does not have to cover.
-    fn others(&self, source: Source) -> Self {
-        let is_other = |vcpu: &&Served| source == Source::Reserve && !vcpu.leased;
-        Self { vcpus: self.vcpus.iter().copied().filter(is_other).collect(), ..*self }
+    /// How many windows or slices end in a second.
+    fn number(&self) -> u64 {
+        self.periods().iter().map(|period| 1_000_000_000 / period.0.max(1)).sum()
     }
 
-    /// # Errors
-    /// The reason and the remedy, if the pacers' time is more than `source` has.
-    fn check(&self, reserve: Bandwidth, source: Source) -> Result<(), String> {
-        let reserve: Bandwidth = std::iter::repeat_n(reserve, self.cpus).sum();
-        let reserved = self.vcpus.iter().map(|vcpu| vcpu.bandwidth).sum::<Bandwidth>() + self.kept;
-        let others = self.others(source);
-        let needs = Bandwidth::ppm(self.needs().whole_ppm().saturating_sub(others.needs().whole_ppm()));
-        let fits = match source {
-            Source::Unreserved => reserved + reserve + needs <= Bandwidth::cpus(self.cpus),
-            Source::Reserve => needs + needs <= reserve,
-        };
-        if self.vcpus.is_empty() || needs == Bandwidth::ZERO || fits {
-            return Ok(());
-        }
-        let counts = |vcpu: &&Served| source == Source::Unreserved || vcpu.leased;
-        let shortest = self.costly().filter(counts).min_by_key(|vcpu| vcpu.period);
+    /// That `number` windows or slices which need so much do not fit. `beside`: what there is.
+    fn refusal(&self, number: u64, needs: Bandwidth, beside: &str, remedy: &str) -> String {
+        let shortest = self.costly().min_by_key(|vcpu| vcpu.period);
         let (shortest, whose) = shortest.map_or((Nanos::ZERO, ""), |vcpu| (vcpu.period, vcpu.name.as_str()));
-        let per_second = |group: &Self| per_second(group.periods().into_iter());
-        let number = per_second(self).saturating_sub(per_second(&others));
         let (what, of) = match self.cpu {
             Some(cpu) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
         };
-        let (beside, remedy) = match source {
-            Source::Unreserved => (
-                format!("beside {reserved} reserved and the reserve of {reserve}"),
-                "choose a longer one, or reserve less",
-            ),
-            Source::Reserve => (
-                format!("and may take half of the reserve of {reserve}"),
-                "choose a longer one, or raise `reserve` in sched.toml; until then the vCPUs are capped at budget over \
-                 period instead",
-            ),
-        };
-        Err(format!(
+        format!(
             "{number} {what} a second would cost the pacers {needs} of {of}, {beside}; the shortest period is \
              {shortest}, of {whose}: {remedy}"
-        ))
+        )
     }
 }
 
-/// The groups whose pacers' time must fit. `homes`: the home CPUs of the vCPUs, then of what is kept, as indices of
-/// `cpus`.
-fn groups<'a>(
-    pacing: Pacing,
-    cpus: &[u32],
-    vcpus: &'a [Served],
-    kept: &[Kept],
-    homes: &[Option<u32>],
-) -> Vec<Group<'a>> {
+/// The groups whose pacers' time must fit. `homes`: the home CPUs of the vCPUs, as indices of `cpus`.
+fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option<u32>]) -> Vec<Group<'a>> {
     let alone = cpus.len() == 1;
-    let (of_vcpus, of_kept) = homes.split_at_checked(vcpus.len()).unwrap_or((homes, &[]));
-    let is_on = |at: u32, home: Option<u32>| alone || home == Some(at);
-    let on = |at: u32| vcpus.iter().zip(of_vcpus).filter(move |(_, home)| is_on(at, **home)).map(|(vcpu, _)| vcpu);
-    let kept_on = |at: u32| kept.iter().zip(of_kept).filter(move |(_, home)| is_on(at, **home)).map(|(kept, _)| kept);
-    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group {
-        cpu: Some(*cpu),
-        cpus: 1,
-        alone,
-        vcpus: on(at).collect(),
-        kept: kept_on(at).map(|kept| kept.bandwidth).sum(),
-    });
+    let on = |at: u32| {
+        let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
+        here.map(|(vcpu, _)| vcpu).collect()
+    };
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, alone, vcpus: on(at) });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
-    let migrate = !alone && of_vcpus.iter().any(Option::is_none);
+    let migrate = !alone && homes.iter().take(vcpus.len()).any(Option::is_none);
     // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
     let may_be_prompt = alone && vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
     let by_slices = pacing == Pacing::Slices || migrate || may_be_prompt;
     if by_slices && pacing != Pacing::None {
-        let kept = kept.iter().map(|kept| kept.bandwidth).sum();
-        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect(), kept });
+        groups.push(Group { cpu: None, cpus: cpus.len(), alone, vcpus: vcpus.iter().collect() });
     }
     groups
 }
@@ -213,8 +163,43 @@ pub(crate) fn check(
     source: Source,
 ) -> Result<(), String> {
     let Reservations { pacing, reserve, ref cpus, .. } = *reservations;
-    let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
-    groups(pacing, cpus, &served, kept, homes).iter().try_for_each(|group| group.check(reserve, source))
+    let reserve = |group: &Group<'_>| std::iter::repeat_n(reserve, group.cpus).sum::<Bandwidth>();
+    let declared = vcpus.iter().zip(homes).filter(|(vcpu, _)| !vcpu.leased);
+    let (declared, their_homes): (Vec<Served>, Vec<_>) =
+        declared.map(|(vcpu, home)| (Served::from(vcpu), *home)).unzip();
+    let of_declared = groups(pacing, cpus, &declared, &their_homes);
+    match source {
+        Source::Unreserved => of_declared.iter().try_for_each(|group| {
+            let is_on = |home: Option<u32>| {
+                let cpu = home.and_then(|at| cpus.get(usize::try_from(at).ok()?));
+                group.alone || group.cpu.is_none_or(|of| cpu == Some(&of))
+            };
+            let all = vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(kept.iter().map(|kept| kept.bandwidth));
+            let reserved: Bandwidth = all.zip(homes).filter(|(_, home)| is_on(**home)).map(|(all, _)| all).sum();
+            let (reserve, needs) = (reserve(group), group.needs());
+            if needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(group.cpus) {
+                return Ok(());
+            }
+            let beside = format!("beside {reserved} reserved and the reserve of {reserve}");
+            Err(group.refusal(group.number(), needs, &beside, "choose a longer one, or reserve less"))
+        }),
+        Source::Reserve => {
+            let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
+            groups(pacing, cpus, &served, homes).iter().try_for_each(|group| {
+                let without = of_declared.iter().find(|without| without.cpu == group.cpu);
+                let (before, number) = without.map_or((0, 0), |group| (group.needs().whole_ppm(), group.number()));
+                let needs = Bandwidth::ppm(group.needs().whole_ppm().saturating_sub(before));
+                let reserve = reserve(group);
+                if needs + needs <= reserve {
+                    return Ok(());
+                }
+                let beside = format!("and may take half of the reserve of {reserve}");
+                let remedy = "choose a longer one, or raise `reserve` in sched.toml; until then the vCPUs are capped \
+                              at budget over period instead";
+                Err(group.refusal(group.number().saturating_sub(number), needs, &beside, remedy))
+            })
+        }
+    }
 }
 
 /// The pacers' time for these vCPUs at `home`, an index of `cpus` (None: for those without a home), in CPUs.
@@ -224,7 +209,7 @@ pub(crate) fn at_home(reservations: &Reservations, vcpus: &[Reserved], home: Opt
     let cpu =
         home.and_then(|at| cpus.get(usize::try_from(at).ok()?)).or_else(|| cpus.first().filter(|_| cpus.len() == 1));
     let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
-    let groups = groups(pacing, cpus, &served, &[], &homes);
+    let groups = groups(pacing, cpus, &served, &homes);
     let needs = |of: Option<u32>| groups.iter().filter(|group| group.cpu == of).map(Group::needs).max();
     needs(cpu.copied()).max(needs(None)).unwrap_or_default()
 }
@@ -317,7 +302,7 @@ mod tests {
     fn slices_count_where_a_vcpu_with_a_short_period_publishes_deadlines() {
         let served = [Served { publishes: true, ..Served::from(&vcpu(0, 60, 500)) }];
         let slices = |cpus: &[u32]| {
-            let groups = groups(Pacing::Best, cpus, &served, &[], &[Some(0)]);
+            let groups = groups(Pacing::Best, cpus, &served, &[Some(0)]);
             groups.iter().find(|group| group.cpu.is_none()).map(|group| group.needs() > Bandwidth::ZERO)
         };
         assert_eq!((slices(&[0]), slices(&[0, 1])), (Some(true), None));
@@ -361,6 +346,13 @@ mod tests {
         for homes in [[Some(0), Some(1), Some(1)], [Some(0), Some(0), Some(1)]] {
             assert_eq!(said(20_000, &set, &homes), None);
         }
+        // An unpinned vCPU has all others planned by slices, which they do not need themselves.
+        let declared: Vec<Reserved> = (0..4).map(|number| vcpu(number, 10, 3_000 + 10 * u64::from(number))).collect();
+        let four = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4, 5, 6, 7]) };
+        let with_unpinned = [declared, vec![leased(9, 100_000)]].concat();
+        let homes = [Some(0), Some(1), Some(2), Some(3), None];
+        assert!(check(&four, &with_unpinned, &[], &homes, Source::Reserve).is_err());
+        assert_eq!(check(&four, &with_unpinned, &[], &homes, Source::Unreserved), Ok(()), "it refuses none of them");
         // But not what they need more, because there are more vCPUs to read.
         set.extend((3..12).map(|number| vcpu(number, 10, 2_000)));
         assert!(said(20_000, &set, &[Some(0); 12]).is_some());

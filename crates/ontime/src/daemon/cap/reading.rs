@@ -20,11 +20,8 @@ pub(crate) struct Taken {
     pub cpu: Option<u32>,
 }
 
-/// CPU time, ns, after which the CPU is looked up again. The interval doubles with each look that finds the thread where
-/// it was: a look is more work than reading the time, and is done in the time that real-time threads leave to others.
-/// Once a thread that had stayed is found elsewhere, the other threads of its process are looked up soon, too.
-const FIRST_LOOK: u64 = 1_000_000;
-const RARE_LOOK: u64 = 16_000_000;
+/// CPU time, ns, after which the CPU is looked up again: that is more work than reading the time.
+const WORTH_A_LOOK: u64 = 1_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
@@ -64,13 +61,8 @@ impl Time {
 pub(crate) struct Reading {
     time: Time,
     sight: Arc<Sight>,
-    /// CPU time since the sight was last asked for the CPU, ns, and where the thread was then.
+    /// CPU time since the sight was last asked for the CPU, ns.
     unseen: u64,
-    seen: Option<u32>,
-    /// CPU time after which it is asked next, ns.
-    interval: u64,
-    /// Whether the thread was found elsewhere after it had stayed where it was.
-    moved: bool,
     /// The sight is to be read.
     wants: bool,
     /// The sight's state was asked for since the thread last ran.
@@ -86,8 +78,7 @@ impl Reading {
     pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
         let sight = Arc::new(Sight::open(pid, tid, only)?);
-        let seen = sight.cpu();
-        Ok(Self { time, sight, unseen: 0, seen, interval: FIRST_LOOK, moved: false, wants: false, asked: false })
+        Ok(Self { time, sight, unseen: 0, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -113,26 +104,10 @@ impl Reading {
             self.asked = false;
         }
         self.unseen = self.unseen.saturating_add(ran);
-        let cpu = self.sight.cpu();
-        if cpu != self.seen {
-            self.moved = self.interval > 2 * FIRST_LOOK;
-            (self.seen, self.interval) = (cpu, FIRST_LOOK);
-        }
-        if self.unseen >= self.interval {
+        if self.unseen >= WORTH_A_LOOK {
             (self.unseen, self.wants) = (0, true);
-            self.interval = (self.interval * 2).min(RARE_LOOK);
         }
-        Ok(Taken { ran, cpu })
-    }
-
-    /// Whether the thread was found elsewhere, after it had stayed where it was, since the last call.
-    pub(crate) fn has_moved(&mut self) -> bool {
-        std::mem::take(&mut self.moved)
-    }
-
-    /// Has the CPU looked up again as if the thread had just come there.
-    pub(crate) fn look_soon(&mut self) {
-        self.interval = FIRST_LOOK;
+        Ok(Taken { ran, cpu: self.sight.cpu() })
     }
 
     /// Has the sight read if it is needed. Returns whether it is.
@@ -203,37 +178,13 @@ mod tests {
             let start = std::time::Instant::now();
             while reading.take().unwrap().cpu == Some(nowhere) {
                 assert!(start.elapsed() < std::time::Duration::from_secs(60), "it is never looked up");
-                spin(FIRST_LOOK as i64 / 5);
+                spin(WORTH_A_LOOK as i64 / 5);
                 if reading.ask(&mut asker) {
                     asker.ring();
                 }
             }
             let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
             assert!(reading.take().unwrap().cpu.is_some_and(|cpu| cpu < cpus));
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn a_thread_that_stays_where_it_is_is_looked_up_less_often() {
-        std::thread::spawn(|| {
-            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(5)).unwrap();
-            let take_until_asked = |reading: &mut Reading| {
-                while !std::mem::take(&mut reading.wants) {
-                    spin(FIRST_LOOK as i64 / 5);
-                    reading.take().unwrap();
-                }
-                reading.interval
-            };
-            let intervals = [(); 5].map(|()| take_until_asked(&mut reading));
-            assert_eq!(intervals, [2, 4, 8, 16, 16].map(|times| times * FIRST_LOOK));
-            assert!(!reading.has_moved());
-            reading.sight = Arc::new(Sight::open(std::process::id() as i32, own_tid(), Some(6)).unwrap());
-            assert_eq!(take_until_asked(&mut reading), 2 * FIRST_LOOK, "it was found elsewhere");
-            assert!(reading.has_moved() && !reading.has_moved());
-            reading.look_soon();
-            assert_eq!(take_until_asked(&mut reading), 2 * FIRST_LOOK);
         })
         .join()
         .unwrap();

@@ -7,7 +7,8 @@
 //!
 //! The watcher asks, and uses the answer at its next turn. Until then a thread is where it was last seen, and does not
 //! count as asleep. The reading thread has what real-time threads leave of the CPUs, which is the purpose of the caps.
-//! If it does not end a read, another one is started ([`Readers::replace_stuck_reader`]).
+//! If it does not end a read, another one is started ([`Readers::replace_stuck_reader`]). Its CPU time is charged to the
+//! CPU as the watcher's own is, so that what the caps leave is left to others.
 
 use std::fs::File;
 use std::io;
@@ -16,9 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ontime_base::clock;
 use ontime_tenants::limit_waits;
 use rtrb::{Consumer, Producer, RingBuffer};
-use rustix::thread::futex;
+use rustix::thread::{futex, sched_getcpu};
+use rustix::time::ClockId;
 
 /// The bits of a state's letter in [`Sight::state`].
 const LETTER: u64 = 0xff;
@@ -27,6 +30,9 @@ const NO_CPU: u32 = u32::MAX;
 /// How long no reader may get on, until another one is started, and the most readers.
 const STUCK: Duration = Duration::from_secs(1);
 const MOST: u32 = 16;
+/// The most CPU time of a read that is charged, ns: the rest is the kernel's work for a process that has ended, and no
+/// reason to pause other tenants' threads.
+const CHARGED: u64 = 50_000;
 /// Stack size of a reader, bytes. The daemon's memory is locked.
 const STACK: usize = 256 * 1024;
 
@@ -126,6 +132,9 @@ struct Queue {
     /// Readers that are reading, and reads so far, modulo 2^32.
     busy: AtomicU32,
     done: AtomicU32,
+    /// The readers' CPU time that was not charged yet, ns, and the CPU on which a reader last was.
+    took: AtomicU64,
+    on: AtomicU32,
 }
 
 impl Queue {
@@ -137,6 +146,7 @@ impl Queue {
 
     /// The body of a reader's thread.
     fn serve(&self) {
+        let (mut reads, mut ran) = (0, own_time());
         loop {
             let seen = self.bell.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
@@ -144,6 +154,10 @@ impl Queue {
             }
             let next = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Ok(sight) = next else {
+                let now = own_time();
+                self.took.fetch_add(now.saturating_sub(ran).min(reads * CHARGED), Ordering::Relaxed);
+                self.on.store(u32::try_from(sched_getcpu()).unwrap_or(NO_CPU), Ordering::Relaxed);
+                (reads, ran) = (0, now);
                 // Woken, interrupted, or the bell had rung: check again.
                 let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, seen, None);
                 continue;
@@ -156,10 +170,16 @@ impl Queue {
                 // Perhaps the last reference.
                 drop(sight);
             });
+            reads += 1;
             self.done.fetch_add(1, Ordering::Relaxed);
             self.busy.fetch_sub(1, Ordering::Relaxed);
         }
     }
+}
+
+/// CPU time of the calling thread, ns.
+fn own_time() -> u64 {
+    clock::read(ClockId::ThreadCPUTime)
 }
 
 /// The watcher's end.
@@ -177,6 +197,11 @@ impl Asker {
             // No room: the next turn asks again. This was not the last reference.
             sight.wanted.store(false, Ordering::Release);
         }
+    }
+
+    /// The readers' CPU time since the last call, ns, and the CPU to which it is charged.
+    pub(crate) fn spent(&self) -> (u32, u64) {
+        (self.queue.on.load(Ordering::Relaxed), self.queue.took.swap(0, Ordering::Relaxed))
     }
 
     /// Wakes a reader. One system call.
@@ -207,6 +232,8 @@ impl Readers {
             stop: AtomicBool::new(false),
             busy: AtomicU32::new(0),
             done: AtomicU32::new(0),
+            took: AtomicU64::new(0),
+            on: AtomicU32::new(NO_CPU),
         };
         let queue = Arc::new(queue);
         let mut readers = Self { queue: Arc::clone(&queue), started: 0, since: None };
@@ -341,6 +368,26 @@ mod tests {
         assert!(Arc::ptr_eq(&take.pop().unwrap(), &first) && take.pop().is_err(), "each is in the queue once");
         asker.ask(&second);
         assert!(take.pop().is_ok());
+    }
+
+    #[test]
+    fn the_readers_cpu_time_is_told_once() {
+        let (_readers, mut asker) = Readers::start(1).unwrap();
+        let sight = own(std::process::id() as i32);
+        let (mut total, mut cpu) = (0, NO_CPU);
+        for _ in 0..20 {
+            sight.forget_state();
+            asker.ask(&sight);
+            asker.ring();
+            until(|| sight.state().is_some());
+        }
+        until(|| {
+            let (on, took) = asker.spent();
+            (total, cpu) = (total + took, on);
+            total > 0
+        });
+        assert!(total <= 20 * CHARGED && cpu != NO_CPU, "{total} on {cpu}");
+        until(|| asker.spent().1 == 0);
     }
 
     /// As where a reader frees a whole VM's memory, or waits for a file system.

@@ -267,6 +267,8 @@ impl Watcher {
             let now = own_time();
             self.table.spent(this_cpu(), now.saturating_sub(ran));
             ran = now;
+            let (cpu, took) = self.channels.sights.spent();
+            self.table.spent(cpu, took);
         }
         self.release_all();
     }
@@ -652,11 +654,7 @@ fn was_read(slots: &mut [Option<Box<WatchedThread>>], index: SlotIndex, ran: u64
     let ran = i64::try_from(ran).unwrap_or(i64::MAX);
     let Some(Some(slot)) = slots.get_mut(index) else { return };
     (slot.busy, slot.read) = (ran >= QUIET, turn);
-    let (leader, moved) = (slot.leader, slot.reading.has_moved());
-    if moved {
-        let of_process = slots.iter_mut().flatten().filter(|slot| slot.leader == leader);
-        of_process.for_each(|slot| slot.reading.look_soon());
-    }
+    let leader = slot.leader;
     if let Some(Some(leader)) = slots.get_mut(leader) {
         leader.unread = leader.unread.saturating_sub(ran);
     }
