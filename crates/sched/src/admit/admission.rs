@@ -15,7 +15,7 @@ use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadR
 
 use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
-use crate::admit::fit::fit;
+use crate::admit::fit::{Unfit, fit};
 use crate::admit::lease::leased;
 use crate::admit::offer::Offer;
 use crate::admit::pacing::Source;
@@ -290,9 +290,17 @@ fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>) -> Result<()
         free.push(one.affinity);
     }
     let kept = [reservations.kept.as_slice(), &wanted.kept].concat();
-    let fit = |wishes| fit(reservations, &all, wishes, &kept, wanted.source);
-    let admitted = fit(&stay).or_else(|_| fit(&free))?;
-    reservations.set_admitted(all, kept, admitted);
+    let fit = |wishes: &[_]| fit(reservations, &all, wishes, &kept, wanted.source);
+    let mut admitted = fit(&stay).or_else(|_| fit(&free));
+    // The CPU that suits the bandwidths best may have no time for more windows. Each turn leaves out one CPU more.
+    while let Err(Unfit { cpu: Some(cpu), .. }) = admitted {
+        let new = free.iter_mut().skip(reservations.vcpus.len()).flatten();
+        if new.fold(0, |left_out, cpus| left_out + usize::from(cpus.len() > 1 && cpus.remove(&cpu))) == 0 {
+            break;
+        }
+        admitted = fit(&free);
+    }
+    reservations.set_admitted(all, kept, admitted.map_err(|unfit| unfit.why)?);
     Ok(())
 }
 

@@ -508,6 +508,20 @@ fn in_whatever_order_vms_come_or_move_their_pacers_take_no_more() {
     assert_eq!(paced(&pinned), BTreeSet::from(["v2", "v3"]));
 }
 
+/// The CPU on which most bandwidth is taken suits each vCPU best, until its pacer has no time for more windows.
+#[test]
+fn a_vcpu_with_a_choice_is_where_its_pacer_has_time() {
+    let mut config = config(&[]);
+    let (leases, mut tenants) = short_leases(&[8_000; 7]);
+    config.leases = leases.into_iter().map(|lease| Lease { cpus: None, ..lease }).collect();
+    tenants.iter_mut().for_each(|tenant| tenant.threads[0].affinity = "0-2".to_owned());
+    let after = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
+    let mut homes: Vec<Option<u32>> = after.vcpus.iter().map(|vcpu| vcpu.home).collect();
+    homes.sort_unstable();
+    assert_eq!(homes, [0, 0, 1, 1, 2, 2].map(Some), "{after:?}");
+    assert!(after.leases["l6"].why.as_ref().unwrap().contains("half of the reserve"), "{after:?}");
+}
+
 /// Containers are capped, not paced.
 #[test]
 fn leases_without_vcpus_keep_no_vm_from_starting_for_their_pacers_sake() {

@@ -37,6 +37,21 @@ impl Capacity {
     }
 }
 
+/// Why vCPUs are not admitted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    /// The reason, and the remedy.
+    pub(crate) why: String,
+    /// The CPU whose pacer lacks time, an index of [`Reservations::cpus`]: another one may have it.
+    pub(crate) cpu: Option<u32>,
+}
+
+impl From<String> for Unfit {
+    fn from(why: String) -> Self {
+        Self { why, cpu: None }
+    }
+}
+
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
@@ -54,7 +69,7 @@ pub(crate) fn fit(
     wishes: &[Option<BTreeSet<u32>>],
     kept: &[Kept],
     sources: impl IntoIterator<Item = Source>,
-) -> Result<Admitted, String> {
+) -> Result<Admitted, Unfit> {
     let name = |at: usize| match (vcpus.get(at), kept.get(at.wrapping_sub(vcpus.len()))) {
         (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
         (None, Some(kept)) => format!("reservation {}", kept.lease),

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_plan::{Bandwidth, Nanos};
 
+use crate::admit::fit::Unfit;
 use crate::admit::reservations::{Kept, Reservations, Reserved};
 use crate::model::{PROMPT, Pacing};
 
@@ -77,8 +78,8 @@ impl Served {
 
 /// vCPUs whose pacers share their time.
 struct Group<'a> {
-    /// The host's CPU; None: all CPUs together, by slices.
-    cpu: Option<u32>,
+    /// The CPU, by its index and by the host's number; None: all CPUs together, by slices.
+    cpu: Option<(u32, u32)>,
     cpus: usize,
     /// Whether there is one CPU for reservations.
     alone: bool,
@@ -118,17 +119,18 @@ impl<'a> Group<'a> {
     }
 
     /// That `number` windows or slices which need so much do not fit. `beside`: what there is.
-    fn refusal(&self, number: u64, needs: Bandwidth, beside: &str, remedy: &str) -> String {
+    fn refusal(&self, number: u64, needs: Bandwidth, beside: &str, remedy: &str) -> Unfit {
         let shortest = self.costly().min_by_key(|vcpu| vcpu.period);
         let (shortest, whose) = shortest.map_or((Nanos::ZERO, ""), |vcpu| (vcpu.period, vcpu.name.as_str()));
         let (what, of) = match self.cpu {
-            Some(cpu) => ("windows", format!("CPU {cpu}")),
+            Some((_, cpu)) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
         };
-        format!(
+        let why = format!(
             "{number} {what} a second would cost the pacers {needs} of {of}, {beside}; the shortest period is \
              {shortest}, of {whose}: {remedy}"
-        )
+        );
+        Unfit { why, cpu: self.cpu.map(|(at, _)| at) }
     }
 }
 
@@ -139,7 +141,7 @@ fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option
         let here = vcpus.iter().zip(homes).filter(move |(_, home)| alone || **home == Some(at));
         here.map(|(vcpu, _)| vcpu).collect()
     };
-    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some(*cpu), cpus: 1, alone, vcpus: on(at) });
+    let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some((at, *cpu)), cpus: 1, alone, vcpus: on(at) });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
     let migrate = !alone && homes.iter().take(vcpus.len()).any(Option::is_none);
     // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
@@ -161,7 +163,7 @@ pub(crate) fn check(
     kept: &[Kept],
     homes: &[Option<u32>],
     source: Source,
-) -> Result<(), String> {
+) -> Result<(), Unfit> {
     let Reservations { pacing, reserve, ref cpus, .. } = *reservations;
     let reserve = |group: &Group<'_>| std::iter::repeat_n(reserve, group.cpus).sum::<Bandwidth>();
     let declared = vcpus.iter().zip(homes).filter(|(vcpu, _)| !vcpu.leased);
@@ -170,10 +172,7 @@ pub(crate) fn check(
     let of_declared = groups(pacing, cpus, &declared, &their_homes);
     match source {
         Source::Unreserved => of_declared.iter().try_for_each(|group| {
-            let is_on = |home: Option<u32>| {
-                let cpu = home.and_then(|at| cpus.get(usize::try_from(at).ok()?));
-                group.alone || group.cpu.is_none_or(|of| cpu == Some(&of))
-            };
+            let is_on = |home: Option<u32>| group.alone || group.cpu.is_none_or(|(at, _)| home == Some(at));
             let all = vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(kept.iter().map(|kept| kept.bandwidth));
             let reserved: Bandwidth = all.zip(homes).filter(|(_, home)| is_on(**home)).map(|(all, _)| all).sum();
             let (reserve, needs) = (reserve(group), group.needs());
@@ -206,12 +205,14 @@ pub(crate) fn check(
 pub(crate) fn at_home(reservations: &Reservations, vcpus: &[Reserved], home: Option<u32>) -> Bandwidth {
     let Reservations { pacing, ref cpus, .. } = *reservations;
     let homes: Vec<Option<u32>> = vcpus.iter().map(|vcpu| vcpu.home).collect();
-    let cpu =
-        home.and_then(|at| cpus.get(usize::try_from(at).ok()?)).or_else(|| cpus.first().filter(|_| cpus.len() == 1));
+    let home = home.or((cpus.len() == 1).then_some(0));
     let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
     let groups = groups(pacing, cpus, &served, &homes);
-    let needs = |of: Option<u32>| groups.iter().filter(|group| group.cpu == of).map(Group::needs).max();
-    needs(cpu.copied()).max(needs(None)).unwrap_or_default()
+    let needs = |at: Option<u32>| {
+        let of = groups.iter().filter(|group| group.cpu.map(|(at, _)| at) == at);
+        of.map(Group::needs).max()
+    };
+    needs(home).max(needs(None)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -244,7 +245,7 @@ mod tests {
     }
 
     fn said(pacing: Pacing, cpus: &[u32], vcpus: &[Reserved], homes: &[Option<u32>]) -> Option<String> {
-        check(&on(pacing, cpus), vcpus, &[], homes, Source::Unreserved).err()
+        check(&on(pacing, cpus), vcpus, &[], homes, Source::Unreserved).err().map(|unfit| unfit.why)
     }
 
     #[test]
@@ -316,7 +317,7 @@ mod tests {
         let kept: Vec<Kept> = (0..60).map(kept).collect();
         let said = |kept: &[Kept]| {
             let homes = vec![Some(0); set.len() + kept.len()];
-            check(&on(Pacing::Best, &[0]), &set, kept, &homes, Source::Unreserved).err()
+            check(&on(Pacing::Best, &[0]), &set, kept, &homes, Source::Unreserved).err().map(|unfit| unfit.why)
         };
         assert_eq!(said(&kept[..50]), None);
         let why = said(&kept).unwrap();
@@ -331,7 +332,7 @@ mod tests {
     fn pacers_of_leases_may_take_half_of_the_reserve_however_much_is_unreserved() {
         let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4, 5]) };
         let said = |ppm: u64, vcpus: &[Reserved], homes: &[Option<u32>]| {
-            check(&reservations(ppm), vcpus, &[], homes, Source::Reserve).err()
+            check(&reservations(ppm), vcpus, &[], homes, Source::Reserve).err().map(|unfit| unfit.why)
         };
         let leased = |number: u32, period: u64| Reserved { leased: true, ..vcpu(number, 10, period) };
         let needs = window(1) / 4;
