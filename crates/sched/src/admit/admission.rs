@@ -15,12 +15,12 @@ use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadR
 
 use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
 use crate::admit::distribution::distribute;
-use crate::admit::fit::{Unfit, fit};
+use crate::admit::fit::fit;
 use crate::admit::lease::leased;
 use crate::admit::offer::Offer;
 use crate::admit::pacing::Source;
 use crate::admit::request::{self, Ask, Asks};
-use crate::admit::reservations::{LeaseState, Refused, Reservations, Reserved};
+use crate::admit::reservations::{LeaseState, Refused, Reservations, Reserved, Unfit};
 use crate::config::SchedConfig;
 use crate::lease::Lease;
 use crate::model::{BackendKind, Share};

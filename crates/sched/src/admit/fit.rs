@@ -6,7 +6,7 @@ use ontime_plan::admission::PINNED_PPM;
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
 use crate::admit::pacing::{self, Source};
-use crate::admit::reservations::{Kept, Reservations, Reserved};
+use crate::admit::reservations::{Kept, Reservations, Reserved, Unfit};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
@@ -34,21 +34,6 @@ impl Capacity {
             largest: free.saturating_sub(ROUNDING_PPM),
             pinned: free.saturating_sub(PINNED_PPM * (1 + PINNED_MOST)),
         }
-    }
-}
-
-/// Why vCPUs are not admitted.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unfit {
-    /// The reason, and the remedy.
-    pub(crate) why: String,
-    /// The CPU whose pacer lacks time, an index of [`Reservations::cpus`]: another one may have it.
-    pub(crate) cpu: Option<u32>,
-}
-
-impl From<String> for Unfit {
-    fn from(why: String) -> Self {
-        Self { why, cpu: None }
     }
 }
 

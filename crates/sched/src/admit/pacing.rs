@@ -11,8 +11,7 @@ use std::collections::BTreeSet;
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::admit::fit::Unfit;
-use crate::admit::reservations::{Kept, Reservations, Reserved};
+use crate::admit::reservations::{Kept, Reservations, Reserved, Unfit};
 use crate::model::{PROMPT, Pacing};
 
 /// The duration of a check without its calls, ns; and of each call: reading a thread's counters, asking whether it

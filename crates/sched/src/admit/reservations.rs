@@ -74,6 +74,21 @@ pub struct Refused {
     pub why: String,
 }
 
+/// Why vCPUs are not admitted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    /// The reason, and the remedy.
+    pub(crate) why: String,
+    /// The CPU whose pacer lacks time, an index of [`Reservations::cpus`]: another one may have it.
+    pub(crate) cpu: Option<u32>,
+}
+
+impl From<String> for Unfit {
+    fn from(why: String) -> Self {
+        Self { why, cpu: None }
+    }
+}
+
 /// Bandwidth that is held for a lease while no vCPU has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {

@@ -7,8 +7,8 @@
 //!
 //! The watcher asks, and uses the answer at its next turn. Until then a thread is where it was last seen, and does not
 //! count as asleep. The reading thread has what real-time threads leave of the CPUs, which is the purpose of the caps.
-//! If it does not end a read, another one is started ([`Readers::replace_stuck_reader`]). Its CPU time is charged to the
-//! CPU as the watcher's own is, so that what the caps leave is left to others.
+//! If it does not end a read, another one is started ([`Readers::replace_stuck_reader`]). Its CPU time is charged to
+//! the CPU as the watcher's own is, so that what the caps leave is left to others.
 
 use std::fs::File;
 use std::io;

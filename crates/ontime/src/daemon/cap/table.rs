@@ -331,9 +331,9 @@ impl Table {
         self.cost = took;
     }
 
-    /// Charges the CPU time of the watcher and its readers to the CPU on which they ran, because other threads did not have that time
-    /// either. Otherwise a thread that is below its share only because the watcher looks so often, or because of the
-    /// many interrupts that it causes, would never pause, and the two would take the whole CPU.
+    /// Charges the CPU time of the watcher and its readers to the CPU on which they ran, because other threads did not
+    /// have that time either. Otherwise a thread that is below its share only because the watcher looks so often, or
+    /// because of the many interrupts that it causes, would never pause, and the two would take the whole CPU.
     pub(crate) fn spent(&mut self, cpu: u32, took: u64) {
         if let Some(cpu) = self.cpus.get_mut(cpu as usize) {
             cpu.taken = cpu.taken.saturating_add(took);
