@@ -135,7 +135,7 @@ end_others() {
 # DIRECTORY: unpacks its packages, of programs in Python. dpkg would compile them, which takes minutes here.
 unpack() {
     for package in /lab/"$1"/*.deb; do
-        dpkg-deb --fsys-tarfile "$package" | tar -x -C / --keep-directory-symlink
+        dpkg-deb --fsys-tarfile "$package" | tar -x --warning=no-timestamp -C / --keep-directory-symlink
     done
 }
 snapshot() { # every knob that the daemon may touch, by name, of threads that are there before and after

@@ -146,7 +146,7 @@ impl Queue {
 
     /// The body of a reader's thread.
     fn serve(&self) {
-        let (mut reads, mut ran) = (0, own_time());
+        let mut ran = own_time();
         loop {
             let seen = self.bell.load(Ordering::Acquire);
             if self.stop.load(Ordering::Acquire) {
@@ -154,10 +154,6 @@ impl Queue {
             }
             let next = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Ok(sight) = next else {
-                let now = own_time();
-                self.took.fetch_add(now.saturating_sub(ran).min(reads * CHARGED), Ordering::Relaxed);
-                self.on.store(u32::try_from(sched_getcpu()).unwrap_or(NO_CPU), Ordering::Relaxed);
-                (reads, ran) = (0, now);
                 // Woken, interrupted, or the bell had rung: check again.
                 let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, seen, None);
                 continue;
@@ -170,7 +166,10 @@ impl Queue {
                 // Perhaps the last reference.
                 drop(sight);
             });
-            reads += 1;
+            let now = own_time();
+            self.on.store(u32::try_from(sched_getcpu()).unwrap_or(NO_CPU), Ordering::Relaxed);
+            self.took.fetch_add(now.saturating_sub(ran).min(CHARGED), Ordering::Release);
+            ran = now;
             self.done.fetch_add(1, Ordering::Relaxed);
             self.busy.fetch_sub(1, Ordering::Relaxed);
         }
@@ -201,7 +200,8 @@ impl Asker {
 
     /// The readers' CPU time since the last call, ns, and the CPU to which it is charged.
     pub(crate) fn spent(&self) -> (u32, u64) {
-        (self.queue.on.load(Ordering::Relaxed), self.queue.took.swap(0, Ordering::Relaxed))
+        let took = self.queue.took.swap(0, Ordering::Acquire);
+        (self.queue.on.load(Ordering::Relaxed), took)
     }
 
     /// Wakes a reader. One system call.
