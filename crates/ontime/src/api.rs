@@ -4,6 +4,7 @@
 //! These types are the contract with users. They are separate from the crates' own types, so that those can change
 //! without changing the API; the conversions are in `view.rs`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -352,6 +353,8 @@ pub(crate) struct Capacity {
     pub pinned_micro_cpus_per_cpu: u64,
     /// What VMs of sched.toml hold now, with their guests' deadline tasks.
     pub other_micro_cpus: u64,
+    /// What the pacers of these VMs need of each CPU, by its number.
+    pub pacers_micro_cpus: BTreeMap<u32, u64>,
     /// Whether the running kernel is PREEMPT_RT.
     pub preempt_rt: bool,
 }

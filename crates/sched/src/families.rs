@@ -601,7 +601,8 @@ fn simulate(
     let reservations = admitted(u32::try_from(cpus).unwrap(), Bandwidth::ppm(RESERVE), vcpus)?;
     if counted {
         let reservations = Reservations { pacing: Pacing::Best, ..reservations.clone() };
-        pacing::check(&reservations, &reservations.vcpus, &[], &homes, pacing::Source::Unreserved).ok()?;
+        pacing::check(&reservations, &reservations.vcpus, &[], &homes, pacing::Source::Unreserved, Default::default())
+            .ok()?;
     }
     let start = 1_700_000_000_000 * MS;
     let last = asked.len() - 1;

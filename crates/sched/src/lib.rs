@@ -38,7 +38,7 @@ mod sim;
 
 pub use admit::{
     Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking,
-    admit as settle, fit_beside,
+    admit as settle, fit_beside, pacers_of_declared,
 };
 pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};

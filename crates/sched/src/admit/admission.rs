@@ -20,7 +20,7 @@ use crate::admit::lease::leased;
 use crate::admit::offer::Offer;
 use crate::admit::pacing::Source;
 use crate::admit::request::{self, Ask, Asks};
-use crate::admit::reservations::{LeaseState, Refused, Reservations, Reserved, Unfit};
+use crate::admit::reservations::{LeaseState, Present, Refused, Reservations, Reserved, Unfit};
 use crate::config::SchedConfig;
 use crate::lease::Lease;
 use crate::model::{BackendKind, Share};
@@ -83,7 +83,7 @@ fn admit_by<'a>(
             return Err("several tenants have this name; give them different names".to_owned());
         }
         let candidates = candidates(config, tenant, &cpus, &held, ask)?;
-        Ok(Wanted { candidates, source: Some(Source::Unreserved), ..Wanted::default() })
+        Ok(Wanted { candidates, sources: &[Source::Unreserved], ..Wanted::default() })
     };
     let leased = |lease: &Lease, tenants: &[&'a Tenant]| leased(config, lease, tenants, &cpus, &held);
     let want = |entry: Entry<'a>| {
@@ -270,9 +270,10 @@ fn admit_at_once(reservations: &mut Reservations, all: &[Result<Wanted<'_>, Stri
         }
         kept.extend_from_slice(&wanted.kept);
     }
-    let is_asked = |source: &Source| all.iter().flatten().any(|wanted| wanted.source == Some(*source));
-    let sources = [Source::Unreserved, Source::Reserve].into_iter().filter(is_asked);
-    let Ok(admitted) = fit(reservations, &vcpus, &wishes, &kept, sources) else { return false };
+    let is_asked = |source: &Source| all.iter().flatten().any(|wanted| wanted.sources.contains(source));
+    let sources: Vec<Source> = [Source::Unreserved, Source::Reserve].into_iter().filter(is_asked).collect();
+    let fit = fit(reservations, &vcpus, &wishes, &kept, &sources, Present::default());
+    let Ok(admitted) = fit else { return false };
     reservations.set_admitted(vcpus, kept, admitted);
     true
 }
@@ -290,7 +291,8 @@ fn admit_whole(reservations: &mut Reservations, wanted: Wanted<'_>) -> Result<()
         free.push(one.affinity);
     }
     let kept = [reservations.kept.as_slice(), &wanted.kept].concat();
-    let fit = |wishes: &[_]| fit(reservations, &all, wishes, &kept, wanted.source);
+    let present = Present { vcpus: reservations.vcpus.len(), kept: reservations.kept.len() };
+    let fit = |wishes: &[_]| fit(reservations, &all, wishes, &kept, wanted.sources, present);
     let mut admitted = fit(&stay).or_else(|_| fit(&free));
     // The CPU that suits the bandwidths best may have no time for more windows. Each turn leaves out one CPU more.
     while let Err(Unfit { cpu: Some(cpu), .. }) = admitted {

@@ -144,7 +144,14 @@ fn the_pacers_time_is_admitted_with_the_reservations() {
         let reservations = admit(&text(backend), &tenants, &online(1), &Reservations::default(), &Asks::new());
         let pacers = |count: usize| {
             let on = Reservations { pacing: Pacing::Best, reserve: Bandwidth::ppm(50_000), ..reservations.clone() };
-            pacing::check(&on, &reservations.vcpus[..count], &[], &vec![None; count], Source::Unreserved)
+            pacing::check(
+                &on,
+                &reservations.vcpus[..count],
+                &[],
+                &vec![None; count],
+                Source::Unreserved,
+                Present::default(),
+            )
         };
         assert_eq!(pacers(reservations.vcpus.len()), Ok(()), "{backend}");
         reservations
@@ -535,6 +542,55 @@ fn leases_without_vcpus_keep_no_vm_from_starting_for_their_pacers_sake() {
     assert_eq!((admitted_vcpus(&after), after.refused.len()), (vec![("file", 0)], 0), "{after:?}");
 }
 
+/// 12 % of CPU 0 by sched.toml in periods of 10 ms, whose pacer takes some 0.9 %, and the CPUs' reserve.
+fn beside_file() -> (SchedConfig, Tenant) {
+    (config(&[("file", 1_200), ("other", 1_200)]), vm("file", 1, 1, "0"))
+}
+
+#[test]
+fn a_new_lease_takes_no_time_that_pacers_of_sched_toml_need_and_an_old_one_keeps_its_own() {
+    let (mut config, file) = beside_file();
+    let before = admit(&config, std::slice::from_ref(&file), &online(2), &Reservations::default(), &Asks::new());
+    let pacers = pacing::pacers_of_declared(&before)[&0];
+    assert!(pacers > 4_000 && pacing::pacers_of_declared(&before)[&1] == 0, "{pacers}");
+    let mut held = |leases: Vec<Lease>| {
+        config.leases = leases;
+        let after = admit(&config, std::slice::from_ref(&file), &online(2), &before, &Asks::new());
+        assert_eq!(admitted_vcpus(&after), [("file", 0)]);
+        (after.leases["l"].held, after.leases["l"].why.clone().unwrap_or_default())
+    };
+    let on = |cpus: Option<&[u32]>, ppm: u64, admitted| Lease { ppm, ..lease("l", 1, 1, cpus, admitted) };
+    // On its CPU.
+    // Less what the planner may round.
+    let left = 1_000_000 - 120_000 - 50_000 - 24;
+    assert!(held(vec![on(Some(&[0]), left - pacers, false)]).0);
+    let (is_held, why) = held(vec![on(Some(&[0]), left, false)]);
+    assert!(!is_held && why.contains("windows a second") && why.contains("of CPU 0, beside 0.950 reserved"), "{why}");
+    assert_eq!(held(vec![on(Some(&[0]), left, true)]), (true, String::new()));
+    // Without a pin, beside another one that takes all of CPU 1.
+    let full = || lease("full", 949, 1, Some(&[1]), true);
+    assert!(held(vec![full(), on(None, left - pacers, false)]).0);
+    let (is_held, why) = held(vec![full(), on(None, left, false)]);
+    assert!(!is_held && why.contains("of CPU 0, and all pacers 0.0") && why.contains("of 2 CPUs"), "{why}");
+    assert_eq!(held(vec![full(), on(None, left, true)]), (true, String::new()));
+}
+
+#[test]
+fn pacers_that_lack_time_on_one_cpu_keep_no_vm_from_another() {
+    let (mut config, file) = beside_file();
+    let before = admit(&config, std::slice::from_ref(&file), &online(2), &Reservations::default(), &Asks::new());
+    config.leases = vec![lease("full", 829, 1, Some(&[0]), true)];
+    let both = [file, vm("other", 2, 1, "1")];
+    let after = admit(&config, &both, &online(2), &before, &Asks::new());
+    assert_eq!((admitted_vcpus(&after), after.refused.len()), (vec![("file", 0), ("other", 0)], 0), "{after:?}");
+    // On the same CPU it would have no time.
+    let both = [both[0].clone(), vm("other", 2, 1, "0")];
+    config.leases = vec![lease("full", 709, 1, Some(&[0]), true)];
+    let after = admit(&config, &both, &online(2), &before, &Asks::new());
+    assert_eq!(admitted_vcpus(&after), [("file", 0)]);
+    assert!(after.refused[0].tenant == "other" && after.refused[0].why.contains("of CPU 0"), "{after:?}");
+}
+
 proptest! {
     /// Neither as many as a pinned CPU is said to hold, nor the largest of all, are ever refused.
     #[test]
@@ -587,6 +643,43 @@ proptest! {
         prop_assert_eq!(after.leases["more"].held, !is_too_much);
     }
 
+    /// As the driver of Kubernetes counts: a CPU that is a vCPU's home gives nothing to leases without a pin, and what
+    /// VMs of sched.toml and their pacers have of the others is taken away.
+    #[test]
+    fn beside_vms_of_sched_toml_the_rest_is_for_leases(
+        // Budget in 10 ms, and the affinity.
+        vms in proptest::collection::vec((100u64..4_000, 0usize..4), 0..6),
+        parts in proptest::collection::vec(1u64..1_000, 1..8),
+        cpus in 2u32..5,
+    ) {
+        let names: Vec<String> = (0..vms.len()).map(|n| format!("vm{n}")).collect();
+        let of = names.iter().zip(&vms);
+        let declared: Vec<(&str, u64)> = of.clone().map(|(name, (budget, _))| (name.as_str(), *budget)).collect();
+        let mut config = config(&declared);
+        let affinities = ["0-7", "0-7", "0", "0-1"];
+        let tenants: Vec<Tenant> =
+            of.zip(1..).map(|((name, (_, allowed)), started)| vm(name, started, 1, affinities[*allowed])).collect();
+        let before = admit(&config, &tenants, &online(cpus), &Reservations::default(), &Asks::new());
+        let capacity = Capacity::beside(config.reserve);
+        let homes: BTreeSet<u32> = before.vcpus.iter().filter_map(|vcpu| before.cpu(vcpu)).collect();
+        let unpinned: Bandwidth =
+            before.vcpus.iter().filter(|vcpu| vcpu.home.is_none()).map(|vcpu| vcpu.bandwidth).sum();
+        let pacers = pacing::pacers_of_declared(&before);
+        let of_others: u64 = pacers.iter().filter(|(cpu, _)| !homes.contains(cpu)).map(|(_, needs)| needs).sum();
+        let room = (u64::from(cpus) - homes.len() as u64) * capacity.unpinned;
+        let room = room.saturating_sub(unpinned.whole_ppm() + of_others);
+        // All of it, in these proportions.
+        let sum: u64 = parts.iter().sum();
+        let ppm = |part: u64| (room * part / sum).min(capacity.largest);
+        let leases =
+            (0..).zip(&parts).map(|(n, part)| Lease { ppm: ppm(*part), ..lease(&format!("l{n}"), 1, 1, None, false) });
+        config.leases = leases.filter(|lease| lease.ppm > 0).collect();
+        let after = admit(&config, &tenants, &online(cpus), &before, &Asks::new());
+        prop_assert_eq!(&after.refused, &before.refused, "{:?}", after);
+        prop_assert_eq!(admitted_vcpus(&after), admitted_vcpus(&before));
+        prop_assert_eq!(pacing::pacers_of_declared(&after), pacers);
+    }
+
     #[test]
     fn all_at_once_is_as_one_after_the_other(
         // Budget in 10 ms, number and affinity of vCPUs, and for a lease the period, us.
@@ -632,6 +725,6 @@ proptest! {
         prop_assert_eq!(paced(&last[0]), paced(&last[1]));
         let Reservations { vcpus, kept, .. } = &last[1];
         let homes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home).chain(kept.iter().map(|kept| kept.cpu)).collect();
-        prop_assert_eq!(pacing::check(&last[1], vcpus, kept, &homes, Source::Reserve), Ok(()));
+        prop_assert_eq!(pacing::check(&last[1], vcpus, kept, &homes, Source::Reserve, Present::default()), Ok(()));
     }
 }

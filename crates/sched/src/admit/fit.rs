@@ -6,7 +6,7 @@ use ontime_plan::admission::PINNED_PPM;
 use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
 use crate::admit::pacing::{self, Source};
-use crate::admit::reservations::{Kept, Reservations, Reserved, Unfit};
+use crate::admit::reservations::{Kept, Present, Reservations, Reserved, Unfit};
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
@@ -40,20 +40,22 @@ impl Capacity {
 /// Whether these vCPUs would be admitted in place of the present ones, each on its present home CPU.
 pub(crate) fn fits(reservations: &Reservations, vcpus: &[Reserved]) -> bool {
     let wishes: Vec<_> = vcpus.iter().map(|vcpu| vcpu.home.map(|home| BTreeSet::from([home]))).collect();
-    fit(reservations, vcpus, &wishes, &reservations.kept, [Source::Unreserved]).is_ok_and(|admitted| {
+    let fit = fit(reservations, vcpus, &wishes, &reservations.kept, &[Source::Unreserved], Present::default());
+    fit.is_ok_and(|admitted| {
         let homes = admitted.home.iter().skip(reservations.cpus.len()).take(vcpus.len());
         admitted.shared == reservations.shared && homes.eq(vcpus.iter().map(|vcpu| &vcpu.home))
     })
 }
 
 /// The admission test for these vCPUs in place of the present ones, what is kept for leases, the reserves of the CPUs,
-/// and the pacers' time, which each of these sources must have.
+/// and the pacers' time, which each of these sources must have. `present`: what was admitted before.
 pub(crate) fn fit(
     reservations: &Reservations,
     vcpus: &[Reserved],
     wishes: &[Option<BTreeSet<u32>>],
     kept: &[Kept],
-    sources: impl IntoIterator<Item = Source>,
+    sources: &[Source],
+    present: Present,
 ) -> Result<Admitted, Unfit> {
     let name = |at: usize| match (vcpus.get(at), kept.get(at.wrapping_sub(vcpus.len()))) {
         (Some(one), _) => format!("vCPU {} of {}", one.vcpu, one.tenant),
@@ -71,7 +73,7 @@ pub(crate) fn fit(
     let admitted = fit_beside(reserve, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), name)?;
     let homes = admitted.home.get(cpus.len()..).unwrap_or_default();
     for source in sources {
-        pacing::check(reservations, vcpus, kept, homes, source)?;
+        pacing::check(reservations, vcpus, kept, homes, *source, present)?;
     }
     Ok(admitted)
 }

@@ -41,8 +41,14 @@ pub(crate) fn leased<'a>(
         chooses || !held.get(&one.id).is_some_and(was)
     };
     let is_new = wanted.candidates.iter().any(is_new);
-    let source = (!wanted.candidates.is_empty()).then_some(Source::Reserve);
-    Ok(Wanted { kept, source, is_new, ..wanted })
+    // A new one takes no time that the pacers of sched.toml's VMs need. One that holds its bandwidth keeps it.
+    let sources: &[Source] = match (lease.admitted, wanted.candidates.is_empty()) {
+        (false, false) => &[Source::Unreserved, Source::Reserve],
+        (false, true) => &[Source::Unreserved],
+        (true, false) => &[Source::Reserve],
+        (true, true) => &[],
+    };
+    Ok(Wanted { kept, sources, is_new, ..wanted })
 }
 
 /// The CPU on which each vCPU of the lease stays, as an index of `cpus`.

@@ -25,5 +25,6 @@ mod reservations;
 pub use admission::admit;
 pub use fit::{Capacity, fit_beside};
 pub use offer::Offer;
+pub use pacing::pacers_of_declared;
 pub use request::{Ask, Asks, GuestNeed, Taking, needs};
 pub use reservations::{Held, LeaseState, Refused, Reservations, Reserved};

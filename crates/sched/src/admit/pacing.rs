@@ -6,12 +6,12 @@
 //! is refused if the windows of a CPU, or the slices of all CPUs, take more time than they may ([`Source`]). A vCPU
 //! that publishes further deadlines has more windows: it pays for these ([`crate::policy`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_plan::{Bandwidth, Nanos};
 
-use crate::admit::reservations::{Kept, Reservations, Reserved, Unfit};
+use crate::admit::reservations::{Kept, Present, Reservations, Reserved, Unfit};
 use crate::model::{PROMPT, Pacing};
 
 /// The duration of a check without its calls, ns; and of each call: reading a thread's counters, asking whether it
@@ -152,7 +152,33 @@ fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option
     groups
 }
 
+/// The vCPUs of `sched.toml` with their home CPUs. `homes`: the home CPUs of `vcpus`.
+fn declared(vcpus: &[Reserved], homes: &[Option<u32>]) -> (Vec<Served>, Vec<Option<u32>>) {
+    let declared = vcpus.iter().zip(homes).filter(|(vcpu, _)| !vcpu.leased);
+    declared.map(|(vcpu, home)| (Served::from(vcpu), *home)).unzip()
+}
+
+/// For each of these CPUs, the pacers' time in these groups, in millionths of a CPU: what its windows take, or an equal
+/// part of what slices take.
+fn on_each(groups: &[Group<'_>], cpus: usize) -> Vec<u64> {
+    let needs = |at: Option<u32>| {
+        let of = groups.iter().filter(|group| group.cpu.map(|(at, _)| at) == at);
+        of.map(|group| group.needs().whole_ppm()).max().unwrap_or_default()
+    };
+    let by_slices = needs(None).div_ceil(cpus.max(1) as u64);
+    (0..).take(cpus).map(|at| needs(Some(at)).max(by_slices)).collect()
+}
+
+/// For each CPU for reservations, the time that the pacers of `sched.toml`'s vCPUs need of it, in millionths of a CPU.
+pub fn pacers_of_declared(reservations: &Reservations) -> BTreeMap<u32, u64> {
+    let Reservations { pacing, ref vcpus, ref cpus, .. } = *reservations;
+    let homes: Vec<Option<u32>> = vcpus.iter().map(|vcpu| vcpu.home).collect();
+    let (declared, homes) = declared(vcpus, &homes);
+    cpus.iter().copied().zip(on_each(&groups(pacing, cpus, &declared, &homes), cpus.len())).collect()
+}
+
 /// Whether `source` has the pacers' time for these vCPUs. `homes`: the home CPUs of the vCPUs, then of what is kept.
+/// `present`: those that were admitted before. Where the time lacked before, it is no reason against what is elsewhere.
 ///
 /// # Errors
 /// The reason and the remedy, if not.
@@ -162,42 +188,79 @@ pub(crate) fn check(
     kept: &[Kept],
     homes: &[Option<u32>],
     source: Source,
+    present: Present,
 ) -> Result<(), Unfit> {
-    let Reservations { pacing, reserve, ref cpus, .. } = *reservations;
-    let reserve = |group: &Group<'_>| std::iter::repeat_n(reserve, group.cpus).sum::<Bandwidth>();
-    let declared = vcpus.iter().zip(homes).filter(|(vcpu, _)| !vcpu.leased);
-    let (declared, their_homes): (Vec<Served>, Vec<_>) =
-        declared.map(|(vcpu, home)| (Served::from(vcpu), *home)).unzip();
+    let Reservations { pacing, ref cpus, .. } = *reservations;
+    let (declared, their_homes) = declared(vcpus, homes);
     let of_declared = groups(pacing, cpus, &declared, &their_homes);
     match source {
-        Source::Unreserved => of_declared.iter().try_for_each(|group| {
-            let is_on = |home: Option<u32>| group.alone || group.cpu.is_none_or(|(at, _)| home == Some(at));
-            let all = vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(kept.iter().map(|kept| kept.bandwidth));
-            let reserved: Bandwidth = all.zip(homes).filter(|(_, home)| is_on(**home)).map(|(all, _)| all).sum();
-            let (reserve, needs) = (reserve(group), group.needs());
-            if needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(group.cpus) {
-                return Ok(());
-            }
-            let beside = format!("beside {reserved} reserved and the reserve of {reserve}");
-            Err(group.refusal(group.number(), needs, &beside, "choose a longer one, or reserve less"))
-        }),
+        Source::Unreserved => {
+            let bandwidths = vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(kept.iter().map(|kept| kept.bandwidth));
+            let all: Vec<(Bandwidth, Option<u32>)> = bandwidths.zip(homes.iter().copied()).collect();
+            let (of_vcpus, of_kept) = homes.split_at(homes.len().min(vcpus.len()));
+            let new = of_vcpus.iter().skip(present.vcpus).chain(of_kept.iter().skip(present.kept));
+            unreserved(reservations, &of_declared, &all, &new.copied().collect::<Vec<_>>())
+        }
         Source::Reserve => {
             let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
-            groups(pacing, cpus, &served, homes).iter().try_for_each(|group| {
-                let without = of_declared.iter().find(|without| without.cpu == group.cpu);
-                let (before, number) = without.map_or((0, 0), |group| (group.needs().whole_ppm(), group.number()));
-                let needs = Bandwidth::ppm(group.needs().whole_ppm().saturating_sub(before));
-                let reserve = reserve(group);
-                if needs + needs <= reserve {
-                    return Ok(());
-                }
-                let beside = format!("and may take half of the reserve of {reserve}");
-                let remedy = "choose a longer one, or raise `reserve` in sched.toml; until then the vCPUs are capped \
-                              at budget over period instead";
-                Err(group.refusal(group.number().saturating_sub(number), needs, &beside, remedy))
-            })
+            half_of_reserve(reservations.reserve, &of_declared, &groups(pacing, cpus, &served, homes))
         }
     }
+}
+
+/// Whether the pacers of these groups have their time beside all bandwidths with their home CPUs, and the reserve.
+/// `new`: the home CPUs of what is new.
+fn unreserved(
+    reservations: &Reservations,
+    groups: &[Group<'_>],
+    all: &[(Bandwidth, Option<u32>)],
+    new: &[Option<u32>],
+) -> Result<(), Unfit> {
+    let remedy = "choose a longer one, or reserve less";
+    let reserve = |cpus: usize| std::iter::repeat_n(reservations.reserve, cpus).sum::<Bandwidth>();
+    for group in groups {
+        let is_on = |home: Option<u32>| group.alone || group.cpu.is_none_or(|(at, _)| home == Some(at));
+        let reserved: Bandwidth = all.iter().filter(|(_, home)| is_on(*home)).map(|(one, _)| *one).sum();
+        let (reserve, needs) = (reserve(group.cpus), group.needs());
+        let fits = needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(group.cpus);
+        if !fits && new.iter().any(|home| is_on(*home)) {
+            let beside = format!("beside {reserved} reserved and the reserve of {reserve}");
+            return Err(group.refusal(group.number(), needs, &beside, remedy));
+        }
+    }
+    // What may migrate counts on no CPU alone, and takes the time of any.
+    let cpus = reservations.cpus.len();
+    if cpus < 2 || all.iter().all(|(_, home)| home.is_some()) {
+        return Ok(());
+    }
+    let needs = Bandwidth::ppm(on_each(groups, cpus).iter().sum());
+    let (reserved, reserve) = (all.iter().map(|(one, _)| *one).sum::<Bandwidth>(), reserve(cpus));
+    if needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(cpus) {
+        return Ok(());
+    }
+    let costly = groups.iter().max_by_key(|group| group.needs());
+    costly.map_or(Ok(()), |group| {
+        let beside =
+            format!("and all pacers {needs} of {cpus} CPUs, beside {reserved} reserved and the reserve of {reserve}");
+        Err(Unfit { cpu: None, ..group.refusal(group.number(), group.needs(), &beside, remedy) })
+    })
+}
+
+/// Whether half of the reserve has what pacers take in `all` groups more than in those without leases.
+fn half_of_reserve(reserve: Bandwidth, without: &[Group<'_>], all: &[Group<'_>]) -> Result<(), Unfit> {
+    all.iter().try_for_each(|group| {
+        let without = without.iter().find(|without| without.cpu == group.cpu);
+        let (before, number) = without.map_or((0, 0), |group| (group.needs().whole_ppm(), group.number()));
+        let needs = Bandwidth::ppm(group.needs().whole_ppm().saturating_sub(before));
+        let reserve: Bandwidth = std::iter::repeat_n(reserve, group.cpus).sum();
+        if needs + needs <= reserve {
+            return Ok(());
+        }
+        let beside = format!("and may take half of the reserve of {reserve}");
+        let remedy = "choose a longer one, or raise `reserve` in sched.toml; until then the vCPUs are capped at budget \
+                      over period instead";
+        Err(group.refusal(group.number().saturating_sub(number), needs, &beside, remedy))
+    })
 }
 
 /// The pacers' time for these vCPUs at `home`, an index of `cpus` (None: for those without a home), in CPUs.
@@ -219,6 +282,8 @@ mod tests {
     use ontime_tenants::{Class, ThreadId};
 
     use super::*;
+
+    const NONE: Present = Present { vcpus: 0, kept: 0 };
 
     fn on(pacing: Pacing, cpus: &[u32]) -> Reservations {
         Reservations { pacing, cpus: cpus.to_vec(), reserve: Bandwidth::ZERO, ..Reservations::default() }
@@ -244,7 +309,7 @@ mod tests {
     }
 
     fn said(pacing: Pacing, cpus: &[u32], vcpus: &[Reserved], homes: &[Option<u32>]) -> Option<String> {
-        check(&on(pacing, cpus), vcpus, &[], homes, Source::Unreserved).err().map(|unfit| unfit.why)
+        check(&on(pacing, cpus), vcpus, &[], homes, Source::Unreserved, NONE).err().map(|unfit| unfit.why)
     }
 
     #[test]
@@ -316,7 +381,7 @@ mod tests {
         let kept: Vec<Kept> = (0..60).map(kept).collect();
         let said = |kept: &[Kept]| {
             let homes = vec![Some(0); set.len() + kept.len()];
-            check(&on(Pacing::Best, &[0]), &set, kept, &homes, Source::Unreserved).err().map(|unfit| unfit.why)
+            check(&on(Pacing::Best, &[0]), &set, kept, &homes, Source::Unreserved, NONE).err().map(|unfit| unfit.why)
         };
         assert_eq!(said(&kept[..50]), None);
         let why = said(&kept).unwrap();
@@ -324,14 +389,14 @@ mod tests {
         let elsewhere = |at: u32| Kept { cpu: Some(at), ..kept[0].clone() };
         let homes = [vec![Some(0); set.len()], vec![Some(1); 60]].concat();
         let beside: Vec<Kept> = (0..60).map(|_| elsewhere(1)).collect();
-        assert_eq!(check(&on(Pacing::Best, &[0, 1]), &set, &beside, &homes, Source::Unreserved), Ok(()));
+        assert_eq!(check(&on(Pacing::Best, &[0, 1]), &set, &beside, &homes, Source::Unreserved, NONE), Ok(()));
     }
 
     #[test]
     fn pacers_of_leases_may_take_half_of_the_reserve_however_much_is_unreserved() {
         let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4, 5]) };
         let said = |ppm: u64, vcpus: &[Reserved], homes: &[Option<u32>]| {
-            check(&reservations(ppm), vcpus, &[], homes, Source::Reserve).err().map(|unfit| unfit.why)
+            check(&reservations(ppm), vcpus, &[], homes, Source::Reserve, NONE).err().map(|unfit| unfit.why)
         };
         let leased = |number: u32, period: u64| Reserved { leased: true, ..vcpu(number, 10, period) };
         let needs = window(1) / 4;
@@ -351,13 +416,17 @@ mod tests {
         let four = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4, 5, 6, 7]) };
         let with_unpinned = [declared, vec![leased(9, 100_000)]].concat();
         let homes = [Some(0), Some(1), Some(2), Some(3), None];
-        assert!(check(&four, &with_unpinned, &[], &homes, Source::Reserve).is_err());
-        assert_eq!(check(&four, &with_unpinned, &[], &homes, Source::Unreserved), Ok(()), "it refuses none of them");
+        assert!(check(&four, &with_unpinned, &[], &homes, Source::Reserve, NONE).is_err());
+        assert_eq!(
+            check(&four, &with_unpinned, &[], &homes, Source::Unreserved, NONE),
+            Ok(()),
+            "it refuses none of them"
+        );
         // But not what they need more, because there are more vCPUs to read.
         set.extend((3..12).map(|number| vcpu(number, 10, 2_000)));
         assert!(said(20_000, &set, &[Some(0); 12]).is_some());
         // A short period has no precedence for nothing, also if there is one CPU.
         let one = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4]) };
-        assert!(check(&one, &[leased(0, 500)], &[], &[None], Source::Reserve).is_err());
+        assert!(check(&one, &[leased(0, 500)], &[], &[None], Source::Reserve, NONE).is_err());
     }
 }

@@ -100,6 +100,13 @@ pub struct Kept {
     pub cpu: Option<u32>,
 }
 
+/// How many vCPUs, and how much of what is kept, were admitted before what is new now; they come first.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Present {
+    pub(crate) vcpus: usize,
+    pub(crate) kept: usize,
+}
+
 /// What became of a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseState {

@@ -4,7 +4,7 @@
 //! All of it runs on the main thread (SCHED_OTHER). A request for CPU time costs an admission and a pass, a renewal
 //! neither.
 
-use ontime_sched::{Capacity, Lease};
+use ontime_sched::{Capacity, Lease, pacers_of_declared};
 use ontime_tenants::ClassSource;
 
 use super::Engine;
@@ -147,6 +147,7 @@ impl Engine {
             largest_micro_cpus: largest,
             pinned_micro_cpus_per_cpu: pinned,
             other_micro_cpus: settled.total().whole_ppm().saturating_sub(leased),
+            pacers_micro_cpus: pacers_of_declared(settled),
             preempt_rt: self.look.inventory.kernel.realtime,
         }
     }
