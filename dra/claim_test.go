@@ -207,8 +207,9 @@ func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 			{Name: "pinned", MicroCpus: 400_000, Cpus: []int{2, 1}},
 		}}
 	for pinned, wanted := range map[string]map[string]int64{
-		"":    {sharedDevice: 3*900_000 - 700_000},
-		"2":   {sharedDevice: 2*900_000 - 500_000, "cpu-2": 700_000},
+		// A CPU on which something stays is for nothing that may move.
+		"":    {sharedDevice: 900_000 - 300_000},
+		"2":   {sharedDevice: 900_000 - 300_000, "cpu-2": 700_000},
 		"1-2": {sharedDevice: 900_000 - 300_000, "cpu-1": 700_000, "cpu-2": 700_000},
 	} {
 		cpus, err := cpuset.Parse(pinned)
@@ -221,32 +222,40 @@ func TestWhatOtherProgramsReservedIsNotPublished(t *testing.T) {
 	}
 }
 
-// The daemon says in one number what VMs of sched.toml hold. What they hold of CPUs for pinned work is not on the
-// shared CPUs, and is not free on their own.
-func TestVMsOfSchedTomlOnPinnedCPUsAreTakenFromThoseCPUs(t *testing.T) {
-	const answer = `{"off":null,"cpus":[0,1,2,3],"vcpus":[
+// The daemon says in one number what VMs of sched.toml hold. What they and their pacers hold of CPUs for pinned work is
+// not on the shared CPUs, and is not free on their own. So it is with claims of the shared device whose VM stays on one
+// CPU, because its vCPUs may run nowhere else.
+func TestWhatStaysOnACPUIsTakenFromItAlone(t *testing.T) {
+	const answer = `{"off":null,"cpus":[0,1,2,3,4,5],"vcpus":[
 		{"vm":"plc","vcpu":0,"bandwidth":0.07,"cpu":3},
 		{"vm":"plc","vcpu":1,"bandwidth":0.2500001,"cpu":3},
 		{"vm":"plc","vcpu":2,"bandwidth":0.1,"cpu":0},
 		{"vm":"wide","vcpu":0,"bandwidth":0.2,"cpu":null},
 		{"vm":"own","vcpu":0,"bandwidth":0.5,"cpu":2},
+		{"vm":"stays","vcpu":0,"bandwidth":0.3,"cpu":3},
+		{"vm":"stays","vcpu":1,"bandwidth":0.3,"cpu":null},
 		{"vm":"cell","vcpu":0,"bandwidth":0.05,"cpu":3},
 		{"vm":"both","vcpu":0,"bandwidth":0.03,"cpu":3}],
 		"requested":[
-		{"name":"dra-1","owner":"ontime-dra","uid":%d,"cpus":[2],"micro_cpus":500000,"held":true,
+		{"name":"dra-1","owner":"ontime-dra","uid":%[1]d,"cpus":[2],"micro_cpus":500000,"held":true,
 			"tenants":["own"],"why":null},
+		{"name":"dra-2","owner":"ontime-dra","uid":%[1]d,"micro_cpus":600000,"held":true,"tenants":["stays"],"why":null},
 		{"name":"cell","owner":"cell","uid":1,"cpus":[3],"micro_cpus":50000,"held":true,"tenants":["cell"],"why":null},
 		{"name":"both","owner":"cell","uid":1,"cpus":[1],"micro_cpus":10000,"held":true,"tenants":["both"],
 			"why":"both: sched.toml has a [[reservation]] for it too"},
 		{"name":"lost","owner":"cell","uid":1,"cpus":[3],"micro_cpus":900000,"held":false,"tenants":["plc"],"why":"full"}],
 		"capacity":{"unpinned_micro_cpus_per_cpu":900000,"largest_micro_cpus":900000,"pinned_micro_cpus_per_cpu":890000,
-			"other_micro_cpus":650001,"preempt_rt":true}}`
+			"other_micro_cpus":650001,"pacers_micro_cpus":{"0":500,"3":1000,"4":2000},"preempt_rt":true}}`
 	var state nodeState
 	ok(t, json.Unmarshal(fmt.Appendf(nil, answer, os.Geteuid()), &state))
+	// CPUs 4 and 5, less what VM wide and pacers have there. The scheduler counts claim dra-2 against it.
+	const free = 2*900_000 - 200_001 - 2_000 + 300_000
 	for pinned, wanted := range map[string]map[string]int64{
-		"":    {sharedDevice: 4*900_000 - 650_001 - 60_000},
-		"2":   {sharedDevice: 3*900_000 - 650_001 - 60_000, "cpu-2": 890_000},
-		"2-3": {sharedDevice: 2*900_000 - 300_001 - 10_000, "cpu-2": 890_000, "cpu-3": 890_000 - 350_001 - 50_000},
+		"":  {sharedDevice: free},
+		"2": {sharedDevice: free, "cpu-2": 890_000},
+		"2-3": {sharedDevice: free, "cpu-2": 890_000,
+			"cpu-3": 890_000 - 350_001 - 50_000 - 300_000 - 1_000},
+		"4": {sharedDevice: free - 900_000 + 2_000, "cpu-4": 888_000},
 	} {
 		cpus, err := cpuset.Parse(pinned)
 		ok(t, err)

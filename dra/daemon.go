@@ -76,7 +76,7 @@ func (held heldReservation) refused() error {
 // problem is why a running pod does not have its CPU time, or has only a rate.
 func (held heldReservation) problem() error {
 	if held.isHeld() && held.Why != nil {
-		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but does not pace the pod's vCPUs: %s", *held.Why)
+		return fmt.Errorf("Ontime's daemon on this node holds the CPU time, but the pod has only a rate: %s", *held.Why)
 	}
 	return held.refused()
 }
@@ -111,7 +111,9 @@ type nodeCapacity struct {
 	Largest        microcpus `json:"largest_micro_cpus"`
 	PinnedPerCPU   microcpus `json:"pinned_micro_cpus_per_cpu"`
 	Other          microcpus `json:"other_micro_cpus"`
-	PreemptRT      bool      `json:"preempt_rt"`
+	// Pacers is what the pacers of sched.toml's VMs need of each CPU.
+	Pacers    map[int]microcpus `json:"pacers_micro_cpus"`
+	PreemptRT bool              `json:"preempt_rt"`
 }
 
 // daemonClient speaks to the daemon of this node over its Unix socket.

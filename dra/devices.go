@@ -33,15 +33,7 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	realTime := resourceapi.DeviceAttribute{BoolValue: ptr.To(capacity.PreemptRT || anyKernel)}
 	var devices []resourceapi.Device
 
-	others, othersOf := otherPrograms(state, pinned)
-	// The daemon's sum of what VMs of sched.toml have does not say on which CPUs. What they have of pinned CPUs is not
-	// taken from the shared device.
-	declared := int64(0)
-	for cpu, bandwidth := range declaredOn(state, pinned) {
-		declared += int64(math.Floor(bandwidth))
-		othersOf[cpu] += int64(math.Ceil(bandwidth))
-	}
-	shared := int64(usable.Difference(pinned).Size())*capacity.UnpinnedPerCPU - (capacity.Other - declared) - others
+	shared, taken := sharedAndTaken(state, usable, pinned)
 	if shared > 0 {
 		capacities := divisible(shared)
 		if capacity.Largest > 0 {
@@ -59,7 +51,7 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 		})
 	}
 	for _, cpu := range pinned.List() {
-		left := capacity.PinnedPerCPU - othersOf[cpu]
+		left := capacity.PinnedPerCPU - taken[cpu]
 		if left <= 0 {
 			continue
 		}
@@ -77,54 +69,62 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	return devices
 }
 
-// otherPrograms is what reservations that are not this driver's hold: of the shared device, and of each pinned CPU.
-func otherPrograms(state nodeState, pinned cpuset.CPUSet) (microcpus, map[int]microcpus) {
-	var shared microcpus
-	ofCPU := map[int]microcpus{}
-	for _, reservation := range state.Requested {
-		if !reservation.isHeld() || reservation.isOwn(reservationName("")) {
-			continue
-		}
-		each := reservation.MicroCpus
-		if len(reservation.Cpus) > 0 {
-			each /= int64(len(reservation.Cpus))
-		} else {
-			shared += each
-		}
-		for _, cpu := range reservation.Cpus {
-			if pinned.Contains(cpu) {
-				ofCPU[cpu] += each
-			} else {
-				shared += each
-			}
-		}
-	}
-	return shared, ofCPU
-}
-
-// declaredOn is what vCPUs of sched.toml have of each pinned CPU, in millionths of a CPU with their fractions.
-func declaredOn(state nodeState, pinned cpuset.CPUSet) map[int]float64 {
+// sharedAndTaken is the capacity of the shared device, and what the devices of pinned CPUs cannot give out.
+//
+// A CPU on which a vCPU stays takes no part in the shared device, whoever reserved that vCPU: the daemon lets a vCPU
+// without a pin run there only if what stays there and the largest such vCPU fit together, which no sum says.
+func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, map[int]microcpus) {
+	capacity := state.Capacity
 	// A request has all of its tenants' vCPUs or, with the reason in Why, none of them. It has none of a VM that
 	// sched.toml names, so a name decides.
-	requested := map[string]bool{}
+	requested := map[string]heldReservation{}
+	taken := map[int]microcpus{}
+	stays := map[int]bool{}
+	shared := microcpus(0)
 	for _, reservation := range state.Requested {
-		if reservation.isHeld() && reservation.Why == nil {
+		if !reservation.isHeld() {
+			continue
+		}
+		if reservation.Why == nil {
 			for _, tenant := range reservation.Tenants {
-				requested[tenant] = true
+				requested[tenant] = reservation
+			}
+		}
+		own := reservation.isOwn(reservationName(""))
+		if len(reservation.Cpus) == 0 && !own {
+			shared -= reservation.MicroCpus
+		}
+		for _, cpu := range reservation.Cpus {
+			// The scheduler counts this driver's claims of a published device itself.
+			if !own || !pinned.Contains(cpu) {
+				taken[cpu] += reservation.MicroCpus / int64(len(reservation.Cpus))
+				stays[cpu] = true
 			}
 		}
 	}
-	bandwidths := map[int]float64{}
+	// The daemon's sum of what VMs of sched.toml have does not say on which CPUs.
+	shared -= capacity.Other
 	for _, vcpu := range state.Vcpus {
-		if vcpu.CPU != nil && pinned.Contains(*vcpu.CPU) && !requested[vcpu.VM] {
-			bandwidths[*vcpu.CPU] += vcpu.Bandwidth
+		reservation, isRequested := requested[vcpu.VM]
+		if vcpu.CPU == nil || isRequested && len(reservation.Cpus) > 0 {
+			continue
+		}
+		// A whole number of millionths is one here too, although a binary fraction is not 0.07.
+		bandwidth := math.Round(vcpu.Bandwidth*1e12) / 1e6
+		taken[*vcpu.CPU] += int64(math.Ceil(bandwidth))
+		stays[*vcpu.CPU] = true
+		// It was counted above or, if it is this driver's, is counted by the scheduler.
+		shared += int64(math.Floor(bandwidth))
+	}
+	for _, cpu := range usable.List() {
+		switch {
+		case pinned.Contains(cpu):
+			taken[cpu] += capacity.Pacers[cpu]
+		case !stays[cpu]:
+			shared += capacity.UnpinnedPerCPU - capacity.Pacers[cpu]
 		}
 	}
-	for cpu, bandwidth := range bandwidths {
-		// A whole number of millionths is one here too, although a binary fraction is not 0.07.
-		bandwidths[cpu] = math.Round(bandwidth*1e12) / 1e6
-	}
-	return bandwidths
+	return shared, taken
 }
 
 // divisible is a capacity of which a request takes any whole number. A request that names none takes 1, and the driver

@@ -194,6 +194,31 @@ func TestARealDaemonHoldsWhatIsPrepared(t *testing.T) {
 	wantHeld(t, driver, nil)
 }
 
+// Another program has half of a CPU, which a large vCPU without a pin cannot use the rest of.
+func TestARealDaemonAdmitsWhatIsPublishedBesideAPinnedReservation(t *testing.T) {
+	driver := newDriver(t, t.TempDir(), daemontest.Start(t, sched).Socket(), apiServer())
+	state, err := driver.daemon.state(t.Context())
+	ok(t, err)
+	if len(state.Cpus) < 2 {
+		t.Skip("this machine has one CPU")
+	}
+	ok(t, driver.daemon.reserve(t.Context(), "cell", reservation{For: target{Pod: "cell"}, BudgetUs: 5_000,
+		PeriodUs: 10_000, Count: 1, Cpus: state.Cpus[:1], LeaseSeconds: 60, Owner: "cell"}))
+	var pages pages
+	ok(t, driver.look(t.Context(), &pages))
+	left := pages.devices[sharedDevice]
+	if wanted := state.Capacity.UnpinnedPerCPU * int64(len(state.Cpus)-1); left != wanted {
+		t.Fatalf("the node publishes %d, wanted %d", left, wanted)
+	}
+	for number := 0; left >= 10; number++ {
+		part := min(left, 900_000)
+		left -= part
+		claim := allocated(fmt.Sprint(number), parameters(fmt.Sprintf(`"budget":"%dus","period":"1s"`, part)),
+			deviceResult(sharedDevice, part))
+		ok(t, prepare(t, driver, claim))
+	}
+}
+
 func TestARealDaemonForgetsLostPods(t *testing.T) {
 	node := daemontest.Start(t, sched)
 	lost := allocated("lost", tenth, deviceResult(sharedDevice, 100_000))

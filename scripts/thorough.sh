@@ -32,5 +32,6 @@ part plans cargo test --release -p ontime-sched --lib -- --ignored in_10_000_set
 part images "$ontime-lab" images
 part lab "$ontime-lab-tests" by-name
 part systemd "${MAKE:-make}" --no-print-directory systemd-test
+part kubernetes "${MAKE:-make}" --no-print-directory dra-test test-kubernetes test-kubelet
 printf '%s' "$summary"
 exit "$failed"

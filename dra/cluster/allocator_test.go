@@ -17,11 +17,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 	"k8s.io/utils/ptr"
 )
 
@@ -78,7 +82,12 @@ func nothingAllocated() structured.AllocatedState {
 func (allocator allocator) place(t *testing.T, random *rand.Rand, state structured.AllocatedState, name string,
 	spec resourceapi.ResourceClaimSpec) (int, []resourceapi.DeviceRequestAllocationResult) {
 	t.Helper()
-	features := structured.Features{ConsumableCapacity: true, PrioritizedList: true}
+	// As of this release's scheduler.
+	gates := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
+	features := dynamicresources.AllocatorFeatures(gates)
+	if !features.ConsumableCapacity {
+		t.Fatal("the scheduler's defaults do not add up capacity")
+	}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
 		UID: types.UID(name)}, Spec: spec}
 	tries, err := structured.NewAllocator(t.Context(), features, state, allocator.known, allocator.parts, allocator.cache)
@@ -115,7 +124,7 @@ func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
 	for set := range number("SETS", 10_000) {
 		state := nothingAllocated()
 		free := maps.Clone(room)
-		text, without := host(), map[string]bool{}
+		text, without := host(runtime.NumCPU()), map[string]bool{}
 		for pod := range 1 + random.IntN(16) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, 3)
 			left := int(free[allocator.nodes[random.IntN(len(allocator.nodes))].Name])
@@ -153,9 +162,36 @@ func pinned(demand demand) resourceapi.ResourceClaimSpec {
 	return claim
 }
 
+// widened has nodes with this many CPUs: devices as their drivers would publish them there.
+func (allocator allocator) widened(cpus int) allocator {
+	for index, part := range allocator.parts {
+		part = part.DeepCopy()
+		allocator.parts[index] = part
+		devices := part.Spec.Devices
+		first := slices.IndexFunc(devices, func(device resourceapi.Device) bool { return device.Name == "cpu-1" })
+		if first < 0 {
+			for at := range devices {
+				capacity := devices[at].Capacity["microcpus"]
+				capacity.Value = *resource.NewQuantity(capacity.Value.Value()*int64(cpus)/int64(runtime.NumCPU()),
+					resource.DecimalSI)
+				devices[at].Capacity["microcpus"] = capacity
+			}
+			continue
+		}
+		for cpu := runtime.NumCPU(); cpu < cpus; cpu++ {
+			device := devices[first].DeepCopy()
+			device.Name = fmt.Sprintf("cpu-%d", cpu)
+			device.Attributes["cpu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(cpu))}
+			devices = append(devices, *device)
+		}
+		part.Spec.Devices = devices
+	}
+	return allocator
+}
+
 // pinnedAllocationsFitPlan adds a node whose driver publishes CPUs for pinned work. Of random sets of pinned and
 // unpinned pods, `ontime plan` must find a place for all that the scheduler's allocator has placed, each pinned vCPU on
-// the CPU that it was given.
+// the CPU that it was given. The sets are for nodes as these, or with eight CPUs where they have fewer.
 func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 	last := runtime.NumCPU() - 1
 	if last == 0 {
@@ -163,14 +199,15 @@ func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 		return
 	}
 	cluster.addNode("node-pinned", anyKernel, "--pinned-cpus", fmt.Sprintf("1-%d", last))
-	allocator := cluster.allocator(t)
+	cpus := max(last+1, 8)
+	allocator := cluster.allocator(t).widened(cpus)
 	seed := uint64(number("SEED", 1))
 	random := rand.New(rand.NewPCG(seed, 11))
 	placed, refused := 0, 0
 	for set := range number("PINNED_SETS", 2_000) {
-		state, text := nothingAllocated(), host()
-		for pod := range 1 + random.IntN(20) {
-			name, demand := strconv.Itoa(pod), anyDemand(random, min(3, last))
+		state, text := nothingAllocated(), host(cpus)
+		for pod := range 1 + random.IntN(40) {
+			name, demand := strconv.Itoa(pod), anyDemand(random, 3)
 			claim := counted(shared(demand), "ontime-shared", 1)
 			onCPUs := random.IntN(2) == 0
 			if onCPUs {
@@ -189,15 +226,15 @@ func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 				continue
 			}
 			placed++
-			cpus := sets.New[string]()
+			found := sets.New[string]()
 			each := demand
 			each.vcpus = 1
 			for vcpu, result := range results {
-				cpu, found := strings.CutPrefix(result.Device, "cpu-")
-				if !found || cpus.Has(cpu) {
+				cpu, isPinned := strings.CutPrefix(result.Device, "cpu-")
+				if !isPinned || found.Has(cpu) {
 					t.Fatalf("seed %d, set %d: a pinned pod has %+v", seed, set, results)
 				}
-				cpus.Insert(cpu)
+				found.Insert(cpu)
 				text += each.tenant(fmt.Sprintf("%s-%d", name, vcpu)) + at + "cpus = [" + cpu + "]\n"
 			}
 		}

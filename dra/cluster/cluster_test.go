@@ -210,7 +210,7 @@ func (cluster *cluster) addNode(name string, options ...string) {
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 	_, err := cluster.client.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{})
 	must(t, err)
-	node.token = cluster.driverToken("ontime-system", name)
+	node.token = cluster.driverToken("ontime-system", account, name)
 	options = append(options, "--node", name, "--kubeconfig", cluster.kubeconfig("driver-"+name, node.token),
 		"--kubelet-dir", node.dir, "--daemon", node.daemon.Socket(), "--lease", lease.String(), "--interval", "1s",
 		"--cdi-dir", filepath.Join(node.dir, "cdi"))
@@ -227,7 +227,7 @@ func (cluster *cluster) addNode(name string, options ...string) {
 
 // driverToken is what kubelet gives to the driver's pod on a node: the token of the service account in rbac.yaml, which
 // names the node.
-func (cluster *cluster) driverToken(namespace, node string) string {
+func (cluster *cluster) driverToken(namespace, account, node string) string {
 	t := cluster.t
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node}, Spec: corev1.PodSpec{
 		NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}

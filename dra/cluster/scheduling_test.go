@@ -194,8 +194,10 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"budget must be a whole":     change("2500us", "2.5ms"),
 		"budget must be more":        change("2500us", "0us"),
 		"budget must not exceed":     change("2500us", "10001us"),
+		"budget must not exceed ":    change("2500us", "999999999s"),
 		"period must be a whole":     change(`"10000us"`, `10`),
 		"period must be 500us":       change(`"10000us"`, `"0ms"`),
+		"period must be 500us ":      change(`"10000us"`, `"999999999s"`),
 		"vcpus must be":              change(`"vcpus":2`, `"vcpus":0`),
 		"class must be rt":           change(`"vcpus":2`, `"class":"fastest"`),
 		"level must be":              change(`"vcpus":2`, `"level":9`),
@@ -248,15 +250,20 @@ func (cluster *cluster) claimsAreForOnePod(t *testing.T) {
 // namespace than the manifests'.
 func (cluster *cluster) driversWriteTheirOwn(t *testing.T) {
 	const other = "other-system"
+	// As a kustomization renames it.
+	const renamed = "edge-" + account + "-2"
 	for _, arguments := range [][]string{{"create", "namespace", other},
 		{"--namespace", other, "create", "serviceaccount", account},
+		{"--namespace", other, "create", "serviceaccount", renamed},
 		{"create", "clusterrolebinding", "other-dra", "--clusterrole", account,
-			"--serviceaccount", other + ":" + account}} {
+			"--serviceaccount", other + ":" + account, "--serviceaccount", other + ":" + renamed}} {
 		_, err := cluster.kubectl(arguments...)
 		must(t, err)
 	}
 	cluster.writesItsOwn(t, cluster.nodes[0].token)
-	cluster.writesItsOwn(t, cluster.driverToken(other, cluster.nodes[0].name))
+	for _, name := range []string{account, renamed} {
+		cluster.writesItsOwn(t, cluster.driverToken(other, name, cluster.nodes[0].name))
+	}
 }
 
 // writesItsOwn is for a driver of the first node with this token.
@@ -340,19 +347,29 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 	placed, refused := 0, 0
 	for round := range number("ROUNDS", 20) {
 		demands := map[string]demand{}
-		for pod := range 1 + random.IntN(12) {
-			name := fmt.Sprintf("round-%d-%d", round, pod)
-			demands[name] = anyDemand(random, 2)
-			cluster.submit(t, name, demands[name])
-		}
-		pods := cluster.decided(t, len(demands))
 		on := map[*node]map[string]demand{}
 		for _, node := range cluster.nodes {
 			on[node] = map[string]demand{}
 		}
-		for _, pod := range pods {
+		var pods []*corev1.Pod
+		for number := range 1 + random.IntN(12) {
+			name := fmt.Sprintf("round-%d-%d", round, number)
+			demands[name] = anyDemand(random, 2)
+			cluster.submit(t, name, demands[name])
+			pods = cluster.decided(t, len(demands))
+			pod := pods[slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return pod.Name == name })]
 			if node := cluster.nodeOf(pod); node != nil {
-				on[node][pod.Name] = demands[pod.Name]
+				on[node][name] = demands[name]
+				continue
+			}
+			// No pod ends, so a pod that is refused now fits nowhere later.
+			for node, set := range on {
+				with := maps.Clone(set)
+				with[name] = demands[name]
+				if cluster.plan(t, with) {
+					t.Fatalf("seed %d, round %d: %s stays pending, but fits on %s beside %v", seed, round, name,
+						node.name, set)
+				}
 			}
 		}
 		for node, set := range on {
@@ -380,14 +397,6 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 					return err
 				})
 			}
-			for node, set := range on {
-				with := maps.Clone(set)
-				with[pod.Name] = demands[pod.Name]
-				if cluster.plan(t, with) {
-					t.Fatalf("seed %d, round %d: %s stays pending, but fits on %s beside %v", seed, round, pod.Name,
-						node.name, set)
-				}
-			}
 		}
 		cluster.holdsExactly(t, pods, demands)
 		for _, pod := range pods {
@@ -401,9 +410,9 @@ func (cluster *cluster) placementsAreThoseOfPlan(t *testing.T) {
 	}
 }
 
-// host begins a file for `ontime plan`, with nodes as these are.
-func host() string {
-	return fmt.Sprintf("[host]\ncpus = %d\n%s", runtime.NumCPU(), reserve)
+// host begins a file for `ontime plan`, with nodes as these are but for the number of CPUs.
+func host(cpus int) string {
+	return fmt.Sprintf("[host]\ncpus = %d\n%s", cpus, reserve)
 }
 
 func (demand demand) tenant(name string) string {
@@ -414,7 +423,7 @@ func (demand demand) tenant(name string) string {
 // plan asks `ontime plan` whether a node's set fits on a host of its size with the reserve of its daemon.
 func (cluster *cluster) plan(t *testing.T, set map[string]demand) bool {
 	t.Helper()
-	text := host()
+	text := host(runtime.NumCPU())
 	for name, demand := range set {
 		text += demand.tenant(name)
 	}
