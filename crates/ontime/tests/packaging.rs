@@ -4,8 +4,9 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use support::{Daemon, Site, possible, until};
 
@@ -75,6 +76,46 @@ fn the_configuration_that_cloud_init_writes_is_right() {
     assert!(files == 2 && accepted(dir.path()) == files, "{files} files");
     let rules = ontime_tenants::Rules::load(dir.path()).unwrap();
     assert!(format!("{rules:?}").contains("plc-1"), "{rules:?}");
+}
+
+/// Runs a maintainer script of the Debian package with all of its files below `root`, and `root` before the system's
+/// programs.
+fn maintain(root: &Path, script: &str, action: &str) -> Output {
+    let text = std::fs::read_to_string(format!("{PACKAGING}/debian/{script}")).unwrap();
+    // The character stands for the root, whose own name may begin like one of these.
+    let directories = [" /etc/", " /var/", "=/var/", " /run/"];
+    let below = directories.into_iter().fold(text, |text, of| text.replace(of, &of.replacen('/', "\u{1}/", 1)));
+    let below = below.replace('\u{1}', &root.display().to_string());
+    let path = format!("{}:{}", root.display(), std::env::var("PATH").unwrap());
+    Command::new("sh").args(["-c", &below, script, action]).env("PATH", path).output().unwrap()
+}
+
+#[test]
+fn removal_says_which_settings_stay_and_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |outcome: &str, status: u8| {
+        let reset = dir.path().join("ontime");
+        std::fs::write(&reset, format!("#!/bin/sh\ncat << 'END'\n{outcome}END\nexit {status}\n")).unwrap();
+        std::fs::set_permissions(&reset, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let out = maintain(dir.path(), "ontime.prerm", "remove");
+        assert_eq!(out.status.code(), Some(0), "{out:?}");
+        String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
+    };
+    assert_eq!(said("never run\n", 1), "", "nothing was set");
+    std::fs::create_dir_all(dir.path().join("var/lib/ontime")).unwrap();
+    std::fs::write(dir.path().join("var/lib/ontime/originals"), "").unwrap();
+    assert_eq!(said("", 0), "ontime: every setting has its original value again\n");
+    let table = "method reset: 2 changes\n\nOUTCOME   KNOB\nrestored  one\n";
+    let failed = said(&format!("{table}failed    two\n"), 1);
+    assert!(failed.contains("\nOUTCOME   KNOB\nfailed    two\nontime: the original values stay"), "{failed}");
+    // Of another version's value there is no row.
+    let foreign = "ontime: not restored: another version of Ontime stored knob 3\n";
+    let other = said(&format!("{table}{foreign}"), 1);
+    assert!(other.contains(&format!("original value:\n{foreign}ontime: the original values stay")), "{other}");
+    // An answer in an unknown form is shown whole.
+    assert!(said("something else\n", 2).contains("original value:\nsomething else\n"));
+    let refused = said("ontime: no\n", 3);
+    assert!(refused.contains("'ontime reset' ended with status 3:\nontime: no\n"), "{refused}");
 }
 
 /// AppArmor's parser takes the lines inside a profile, which then has a rule for each of the device's sockets.
