@@ -91,6 +91,50 @@ fn maintain(root: &Path, script: &str, action: &str) -> Output {
 }
 
 #[test]
+fn removal_leaves_no_stale_metrics_and_purge_nothing_that_was_made_for_the_units() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = "var/lib/prometheus/node-exporter/ontime.prom";
+    let units = "etc/systemd/system";
+    let of_package = [
+        "etc/ontime/tenants.toml".to_owned(),
+        "var/lib/ontime/originals".to_owned(),
+        format!("{units}/multi-user.target.wants/ontime-device@web.service"),
+        format!("{units}/timers.target.wants/ontime-metrics.timer"),
+        format!("{units}/ontimed.service.d/override.conf"),
+        format!("{units}/ontime-device@.service.d/override.conf"),
+        format!("{units}/ontime-device@web.service.d/override.conf"),
+        format!("{units}/ontime-metrics.service.d/override.conf"),
+        format!("{units}/ontime-metrics.timer.d/override.conf"),
+    ];
+    let of_others = [
+        "var/lib/prometheus/node-exporter/apt.prom".to_owned(),
+        format!("{units}/multi-user.target.wants/other.service"),
+        format!("{units}/other.service.d/override.conf"),
+    ];
+    for file in of_package.iter().chain(&of_others).map(String::as_str).chain([metrics]) {
+        let path = dir.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "").unwrap();
+    }
+    let left = |files: &[String]| files.iter().filter(|file| dir.path().join(file).exists()).count();
+    let postrm = |action: &str| {
+        let out = maintain(dir.path(), "ontime.postrm", action);
+        assert!(out.status.success() && out.stderr.is_empty(), "{action}: {out:?}");
+    };
+    postrm("upgrade");
+    assert!(dir.path().join(metrics).exists());
+    postrm("remove");
+    assert!(!dir.path().join(metrics).exists());
+    assert_eq!(left(&of_package), of_package.len(), "the administrator's files stay until purge");
+    postrm("purge");
+    assert_eq!((left(&of_package), left(&of_others)), (0, of_others.len()));
+    assert!(!dir.path().join(units).join("timers.target.wants").exists());
+    // Without any of them, and without the directories.
+    std::fs::remove_dir_all(dir.path().join("etc")).unwrap();
+    postrm("purge");
+}
+
+#[test]
 fn removal_says_which_settings_stay_and_why() {
     let dir = tempfile::tempdir().unwrap();
     let said = |outcome: &str, status: u8| {
