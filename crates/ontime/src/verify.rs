@@ -194,7 +194,11 @@ impl VerifyPlan<'_> {
     fn in_guest(&self, test: Test) -> String {
         match test {
             Test::Cyclictest => rt_tests_script(&format!("cyclictest {} --smp", self.cyclictest(&[]).join(" "))),
-            Test::Timerlat => format!("rtla --help 2>&1\nexec rtla {}\n", self.timerlat(None).join(" ")),
+            Test::Timerlat => format!(
+                "echo \"{} $(cat /sys/devices/system/cpu/online)\"\nrtla --help 2>&1\nexec rtla {}\n",
+                outputs::ONLINE,
+                self.timerlat(None).join(" ")
+            ),
             Test::Oslat => {
                 let isolated = "cpus=$(cat /sys/devices/system/cpu/isolated)\n[ -n \"$cpus\" ] || exit 0\n";
                 let own = "oslat --cpu-list=\"$cpus\" --rtprio=1 --quiet";
@@ -382,7 +386,7 @@ impl Bench<'_> {
             return Ok(Measurement { test, place: "guest", command: words, outcome: Outcome::NotApplicable { why } });
         }
         let result = result.and_then(|out| match test {
-            Test::Timerlat => outputs::timerlat_with_version(&String::from_utf8_lossy(&out)),
+            Test::Timerlat => outputs::guests_timerlat(&String::from_utf8_lossy(&out)),
             _ => outputs::rt_tests(&out),
         });
         let package = test.program().map_or("", |(_, package)| package);

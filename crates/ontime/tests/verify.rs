@@ -99,7 +99,12 @@ fn the_result_is_judged_written_and_told_by_the_exit_status() {
     assert!(status == Some(0) && text.starts_with("pass by own: 1 s each, beside `sleep 600`"), "{text}{progress}");
     let (status, text, _) = run("own,rhel", &[]);
     assert!(status == Some(1) && text.starts_with("FAIL by rhel, own: "), "{text}");
-    let (status, json, _) = run("vmware", &["--json", "-", "--html", page, "--guest", "sh"]);
+    // A guest with the CPUs of the recorded histogram.
+    let guest = |online: &str| {
+        let cat = format!("cat() {{ case $1 in /sys/*) echo {online} ;; *) command cat \"$@\" ;; esac; }}");
+        format!("{{ echo '{cat}'; cat; }} | sh")
+    };
+    let (status, json, _) = run("vmware", &["--json", "-", "--html", page, "--guest", &guest("0,12")]);
     assert_eq!(status, Some(1));
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["schema_version"], &json["verdict"]), (&1.into(), &"fail".into()));
@@ -116,6 +121,9 @@ fn the_result_is_judged_written_and_told_by_the_exit_status() {
     assert!(std::fs::read_to_string(page).unwrap().contains("FAIL by vmware"));
     let called = std::fs::read_to_string(dir.path().join("called")).unwrap();
     assert_eq!(called.lines().filter(|line| line.contains("--duration=1")).count(), 4, "{called}");
+    let (status, text, _) = run("own", &["--guest", &guest("0-1,12")]);
+    let missed = "timerlat (guest): not measured: it measured nothing on CPUs 1: ";
+    assert!(status == Some(3) && text.contains(missed), "{text}");
     // A file that cannot be written loses no result.
     let (status, json, progress) = run("vmware", &["--json", "-", "--html", "/dev/full"]);
     assert!(status == Some(3) && progress.contains("/dev/full: writing the result: No space left"), "{progress}");

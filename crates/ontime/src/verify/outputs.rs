@@ -115,12 +115,18 @@ pub(super) fn timerlat(text: &str) -> Result<Vec<OfCpu>, String> {
     Ok(cpus)
 }
 
-/// Reads the text of `rtla --help` and, after it, of `rtla timerlat hist`.
+/// The word before the CPUs that are online in a guest.
+pub(super) const ONLINE: &str = "online:";
+
+/// Reads what a guest printed: the line [`ONLINE`] with its CPUs, the text of `rtla --help`, and that of
+/// `rtla timerlat hist`.
 ///
 /// # Errors
-/// As [`timerlat`].
-pub(super) fn timerlat_with_version(text: &str) -> Result<RtTests, String> {
-    Ok(RtTests { version: rtla_version(text), cpus: timerlat(text)? })
+/// As [`timerlat`] and [`complete`]; or where the guest names no CPU.
+pub(super) fn guests_timerlat(text: &str) -> Result<RtTests, String> {
+    let online = text.lines().find_map(|line| CpuSet::from_list(line.strip_prefix(ONLINE)?.trim()).ok());
+    let online = online.filter(|cpus| !cpus.is_empty()).ok_or("the guest did not say which of its CPUs are online")?;
+    Ok(RtTests { version: rtla_version(text), cpus: complete(timerlat(text)?, &online)? })
 }
 
 /// The figures, if every asked CPU has some: rtla leaves out the columns of a CPU where it measured nothing.
@@ -284,6 +290,20 @@ mod tests {
             asked("1,3,7-8,12").unwrap_err(),
             "it measured nothing on CPUs 3,7-8: its threads there did not run"
         );
+    }
+
+    #[test]
+    fn a_cpu_of_a_guest_without_a_column_is_missed() {
+        let read = |online: &str| guests_timerlat(&format!("Welcome\n{online}\nrtla version 6.12.57\n{TIMERLAT}"));
+        let (version, cpus) = (Some("6.12.57".to_owned()), timerlat(TIMERLAT).unwrap());
+        assert_eq!(read("online: 1,12"), Ok(RtTests { version, cpus }));
+        assert_eq!(
+            read("online: 1-3,12").unwrap_err(),
+            "it measured nothing on CPUs 2-3: its threads there did not run"
+        );
+        for unknown in ["", "online: ", "online: all"] {
+            assert!(read(unknown).unwrap_err().contains("did not say"), "{unknown}");
+        }
     }
 
     #[test]
