@@ -1,7 +1,7 @@
 //! The result of `ontime verify`: measurements, their judgement by each set of limits, and the host's settings; as
 //! JSON, text and a page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use maud::{Markup, html};
@@ -116,10 +116,23 @@ pub(super) struct Judgement {
     pub source: String,
     /// Whether the verdict of the whole depends on this set.
     pub chosen: bool,
-    /// Whether all its limits are kept.
+    /// Whether all its limits are kept that were judged.
     pub verdict: Verdict,
     /// By measurement.
     pub by_test: Vec<Judged>,
+    /// Limits that no measurement was held against.
+    pub not_judged: Vec<NotJudged>,
+}
+
+/// A limit that was not judged.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct NotJudged {
+    /// What was not measured.
+    pub test: Test,
+    /// `host` or `guest`.
+    pub place: &'static str,
+    /// `left out` by --test, or `not applicable`.
+    pub why: &'static str,
 }
 
 /// A slow request.
@@ -230,14 +243,48 @@ fn judge(set: &Set, chosen: bool, measurements: &[Measurement]) -> Judgement {
             Some(Judged { test: of.test, place: of.place, limit_us, max_us, verdict })
         })
         .collect();
+    let left_out = set.limits.keys().filter(|test| measurements.iter().all(|of| of.test != **test));
+    let left_out = left_out.map(|test| NotJudged { test: *test, place: "host", why: "left out" });
+    let applies = |of: &&Measurement| !matches!(of.outcome, Outcome::NotApplicable { .. });
+    let others = measurements.iter().filter(|of| set.limits.contains_key(&of.test) && !applies(of));
+    let others = others.map(|of| NotJudged { test: of.test, place: of.place, why: "not applicable" });
+    let not_judged = left_out.chain(others).collect();
     // A set of which nothing was measured is not kept.
     let verdict = by_test.iter().map(|of| of.verdict).max().unwrap_or(Verdict::Unknown);
-    Judgement { limits: set.name.clone(), source: set.source.clone(), chosen, verdict, by_test }
+    Judgement { limits: set.name.clone(), source: set.source.clone(), chosen, verdict, by_test, not_judged }
 }
 
 fn chosen(document: &Document) -> String {
     let names = document.judgements.iter().filter(|of| of.chosen).map(|of| visible(&of.limits));
     names.collect::<Vec<_>>().join(", ")
+}
+
+/// Names the limits of the chosen sets that were not judged, for the end of the verdict's line.
+fn not_judged(document: &Document) -> String {
+    let all = document.judgements.iter().filter(|of| of.chosen).flat_map(|of| &of.not_judged);
+    let all: BTreeSet<&NotJudged> = all.collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let words = |of: &NotJudged| format!("{} ({}, {})", of.test.name(), of.place, of.why);
+    format!("; not judged: {}", all.into_iter().map(words).collect::<Vec<_>>().join(", "))
+}
+
+/// A time as ISO 8601 writes it, UTC.
+fn utc(unix_s: u64) -> String {
+    let (days, second) = (unix_s / 86_400, unix_s % 86_400);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    // Years begin in March here, so that the leap day is the last day of a year. 400 years have 146,097 days; 719,468
+    // days lie between 1 March of year 0 and 1970.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = 400 * era + year + next;
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// A row of figures: measurement, where, samples, min, avg, max.
@@ -314,7 +361,8 @@ pub(super) fn text(out: &mut impl Write, document: &Document) -> io::Result<()> 
     let beside = document.load.as_ref().map_or_else(|| "without a load".to_owned(), |load| format!("beside `{load}`"));
     let seconds = document.duration_s;
     let verdict = document.verdict.word();
-    writeln!(out, "{verdict} by {}: {seconds} s each, {}\n", chosen(document), visible(&beside))?;
+    let (chosen, beside, not_judged) = (chosen(document), visible(&beside), not_judged(document));
+    writeln!(out, "{verdict} by {chosen}: {seconds} s each, {beside}{not_judged}\n")?;
     let rows: Vec<[String; 6]> = document.measurements.iter().flat_map(figures).collect();
     if !rows.is_empty() {
         table::write(out, ["MEASUREMENT", "WHERE", "SAMPLES", "MIN US", "AVG US", "MAX US"], &rows)?;
@@ -358,9 +406,8 @@ pub(super) fn html(document: &Document) -> String {
         "",
         &html! {
             h1 { "Acceptance of " (document.host.name) }
-            p.soft { (document.duration_s) " s for each measurement; started at " (document.started_unix_s)
-                " s since 1970 (UTC)" }
-            p class=(class) { (document.verdict.word()) " by " (chosen(document)) }
+            p.soft { (document.duration_s) " s for each measurement; started at " (utc(document.started_unix_s)) }
+            p class=(class) { (document.verdict.word()) " by " (chosen(document)) (not_judged(document)) }
             dl {
                 dt { "Load" } dd { @match &document.load { Some(load) => { code { (load) } } None => { "none" } } }
                 @for judgement in &document.judgements {
@@ -475,6 +522,43 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_names_the_limits_that_were_not_judged() {
+        let not_applicable = |place| Measurement {
+            place,
+            ..missing(Test::Oslat, Outcome::NotApplicable { why: "none isolated".to_owned() })
+        };
+        let said = |measurements, chosen: &[&str]| {
+            let mut out = Vec::new();
+            text(&mut out, &document(measurements, Vec::new(), chosen)).unwrap();
+            let line = String::from_utf8(out).unwrap().lines().next().unwrap().to_owned();
+            line.split_once("`; ").map(|(_, rest)| rest.to_owned())
+        };
+        let pass = |test| measured(test, "host", 1.0);
+        let all =
+            || vec![pass(Test::Cyclictest), pass(Test::Timerlat), not_applicable("host"), not_applicable("guest")];
+        let oslat = "not judged: oslat (guest, not applicable), oslat (host, not applicable)";
+        assert_eq!(said(all(), &["rhel"]).as_deref(), Some(oslat));
+        assert_eq!(said(all(), &["vmware"]), None, "it has no limit for oslat");
+        let both = "not judged: timerlat (host, left out), request (host, left out)";
+        assert_eq!(said(vec![pass(Test::Cyclictest)], &["vmware", "iec61850"]).as_deref(), Some(both));
+    }
+
+    #[test]
+    fn a_start_is_a_date() {
+        for (unix_s, wanted) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (1_798_761_600, "2027-01-01T00:00:00Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(unix_s), wanted);
+        }
+    }
+
+    #[test]
     fn late_requests_have_their_causes_and_others_are_left_out() {
         let slow = |total_us: f64, words: &[&str], hint: Option<&str>| Slow {
             tenant: "plc".to_owned(),
@@ -505,7 +589,8 @@ mod tests {
         let mut out = Vec::new();
         text(&mut out, &of).unwrap();
         let said = String::from_utf8(out).unwrap();
-        assert!(said.starts_with("FAIL by rhel: 60 s each, beside `stress-ng --cpu 4`\n"), "{said}");
+        let verdict = "FAIL by rhel: 60 s each, beside `stress-ng --cpu 4`; not judged: oslat (host, left out)\n";
+        assert!(said.starts_with(verdict), "{said}");
         let rows = ["cyclictest   host CPU 0  60,000   1.0     3.5     1,234\n", "(vmware)    cyclictest (host)  120"];
         let lines =
             ["timerlat (host): not measured: rtla ended with status 1\n", "settings of Ontime not known: no daemon\n"];
@@ -514,7 +599,13 @@ mod tests {
         }
         let page = html(&of);
         assert!(page.contains("host&lt;1&gt;") && !page.contains("host<1>"), "{page}");
-        assert!(page.contains("FAIL by rhel") && page.contains("1,234") && page.contains("rtla ended"), "{page}");
+        assert!(page.contains("started at 2026-11-18T11:06:40Z"), "{page}");
+        assert!(
+            page.contains("FAIL by rhel; not judged: oslat (host, left out)<")
+                && page.contains("1,234")
+                && page.contains("rtla ended"),
+            "{page}"
+        );
     }
 
     #[test]
