@@ -381,6 +381,41 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
     until("both stand by the new base", || standing(66));
 }
 
+/// Beside ordinary VMs, as in mode `observe` and after a reset, the daemon takes no more time than they.
+#[test]
+fn the_daemon_is_ahead_of_ordinary_threads_only_while_it_applies() {
+    let Some(site) = Site::if_possible() else { return };
+    site.configure("daemon.toml", "mode = \"observe\"\n");
+    let daemon = Daemon::start_as(&site, &["nice", "-n", "7"]);
+    let tasks = || fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten().map(|task| task.path());
+    let called = |names: &[&str]| -> Vec<i32> {
+        let comm = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap_or_default();
+        let threads = tasks().filter(|task| names.contains(&comm(task).trim()));
+        threads.map(|task| task.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
+    };
+    let nice = |tid: i32| rustix::process::getpriority_process(Pid::from_raw(tid)).unwrap();
+    let http = called(&["ontime-http"])[0];
+    let both = || [nice(daemon.pid()), nice(http)];
+    assert_eq!(both(), [0, 0], "it observes, and inherited 7");
+    site.configure("daemon.toml", "mode = \"enforce\"\n");
+    daemon.signal(Signal::HUP);
+    until("protections are off", || site.unprotected().then_some(()));
+    assert_eq!(both(), [-20, -20], "it applies");
+    assert!(called(&["ontime-sight"]).into_iter().all(|reader| nice(reader) == -20));
+    // Root changes the value, as SysRq n does.
+    rustix::process::setpriority_process(Pid::from_raw(daemon.pid()), 0).unwrap();
+    site.poke();
+    until("a pass takes it again", || (both() == [-20, -20]).then_some(()));
+    assert!(site.run(&["reset"]).status.success());
+    assert_eq!(both(), [0, 0], "a reset has ended the caps");
+    site.poke();
+    assert!(matches!(site.run(&["apply"]).status.code(), Some(0 | 1)));
+    assert_eq!(both(), [-20, -20], "it applies again");
+    site.configure("daemon.toml", "mode = \"observe\"\n");
+    daemon.signal(Signal::HUP);
+    until("it observes again", || (both() == [0, 0]).then_some(()));
+}
+
 /// As SysRq n does with every real-time thread of a program.
 #[test]
 fn real_time_threads_that_root_has_moved_get_their_places_back_the_daemons_own_too() {

@@ -103,6 +103,10 @@ pub fn close_elsewhere(file: OwnedFd) {
     let raw = file.into_raw_fd();
     // If no thread can be created, the descriptor stays open, and counts.
     let closing = std::thread::Builder::new().name("ontime-close".into()).stack_size(64 * 1024).spawn(move || {
+        // Closing may free much memory, which comes before no other work.
+        if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < 0) {
+            let _ = rustix::process::setpriority_process(None, 0);
+        }
         // SAFETY: this descriptor was given up above, and belongs to this thread alone.
         drop(unsafe { OwnedFd::from_raw_fd(raw) });
         CLOSING.fetch_sub(1, Ordering::Relaxed);

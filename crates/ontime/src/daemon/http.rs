@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{IncomingStream, Listener};
 use ontime_tenants::{limit_waits, refuse_descriptors};
+use rustix::process::Pid;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -498,17 +499,19 @@ pub(super) fn service(to: Loop) -> axum::Router {
         .with_state(to)
 }
 
-/// Serves until the process ends, on a thread of its own.
+/// Serves until the process ends, on a thread of its own, which is returned.
 ///
 /// # Errors
 /// Where the thread or its runtime cannot be started.
-pub(super) fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result<()> {
+pub(super) fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io::Result<Pid> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _in_runtime = runtime.enter();
         Clients { listener: UnixListener::from_std(listener)?, open: UserCounts::of_connections() }
     };
+    let (tell, told) = sync_channel(1);
     std::thread::Builder::new().name("ontime-http".into()).stack_size(1 << 20).spawn(move || {
+        let _ = tell.send(rustix::thread::gettid());
         let service = service(to).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = runtime.block_on(async { axum::serve(listener, service).await }) {
             tracing::error!(
@@ -517,7 +520,7 @@ pub(super) fn serve(listener: std::os::unix::net::UnixListener, to: Loop) -> io:
             );
         }
     })?;
-    Ok(())
+    told.recv().map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -541,7 +544,7 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_any_more_is_still_asked() {
-        let (asks, asked) = std::sync::mpsc::sync_channel(1);
+        let (asks, asked) = sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let to = Loop::new(asks, Arc::new(bell));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -561,7 +564,7 @@ mod tests {
         use std::io::{Read, Write};
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ontime.sock");
-        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let (asks, _asked) = sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         serve(bind(&path).unwrap(), Loop::new(asks, Arc::new(bell))).unwrap();
         for (line, status) in [("DELETE /v1/tenants", "405"), ("GET /v1/no", "404")] {
@@ -582,7 +585,7 @@ mod tests {
         use std::os::unix::net::UnixStream;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ontime.sock");
-        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let (asks, _asked) = sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         serve(bind(&path).unwrap(), Loop::new(asks, Arc::new(bell))).unwrap();
         let is_served = || {
@@ -644,7 +647,7 @@ mod tests {
         use std::os::unix::net::UnixStream;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ontime.sock");
-        let (asks, _asked) = std::sync::mpsc::sync_channel(1);
+        let (asks, _asked) = sync_channel(1);
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let bound = std::os::unix::net::UnixListener::bind(&path).unwrap();
         bound.set_nonblocking(true).unwrap();
@@ -730,7 +733,7 @@ mod tests {
     }
 
     fn main_loop(kind: MainLoop) -> Loop {
-        let (asks, asked) = std::sync::mpsc::sync_channel(usize::from(kind != MainLoop::Full));
+        let (asks, asked) = sync_channel(usize::from(kind != MainLoop::Full));
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let short = Duration::from_millis(20);
         let long = Duration::from_secs(600);

@@ -5,16 +5,16 @@
 //!
 //! | thread | priority | does | waits in |
 //! |---|---|---|---|
-//! | main | SCHED_OTHER, nice -20 | passes over the host, answers | epoll: `events` |
+//! | main | SCHED_OTHER, nice -20 or 0 (`nice`) | passes over the host, answers | epoll: `events` |
 //! | `ontime-cap` | FIFO base + 5 (55) | caps: pauses spinning threads | epoll: orders, interrupts; time-out |
 //! | `ontime-sight` | SCHED_OTHER, nice -20 | reads for the cap watcher (`cap::sight`) | futex |
 //! | `ontime-pace/CPU` | FIFO base + 4 (54) | reserved CPU time: changes vCPUs' places | futex with time-out |
 //! | `ontime-read/CPU` | FIFO base + 3 (53) | reads for a pacer (`sched::run::reader`) | futex |
-//! | `ontime-http` | SCHED_OTHER, nice -20 | HTTP on the Unix socket | epoll (tokio) |
+//! | `ontime-http` | SCHED_OTHER, nice as main | HTTP on the Unix socket | epoll (tokio) |
 //! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
-//! | `ontime-close` | SCHED_OTHER, nice -20 | closes files of VMs' memory (`sched::memory_file`) | futex |
-//! | `ontime-ask` | SCHED_OTHER, nice -20 | asks a QEMU's monitor (`tenants::qmp`) | poll |
+//! | `ontime-close` | SCHED_OTHER, nice as main at its start | closes files of VMs' memory | futex |
+//! | `ontime-ask` | SCHED_OTHER, nice as main, which waits for it | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
 //! | `ontime-change` of the guardian | FIFO base + 5 (55) | changes threads' policies for the guardian | channel |
@@ -45,6 +45,7 @@ pub(crate) mod keeper;
 mod life;
 mod lock;
 pub(crate) mod metrics;
+mod nice;
 mod own;
 pub(crate) mod protections;
 mod request_queue;
@@ -91,7 +92,6 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     preflight()?;
     crate::log::start();
     raise_file_limit();
-    raise_nice();
     std::fs::create_dir_all(&paths.run_dir)
         .doing(format_args!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
@@ -101,13 +101,13 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
     let (asks, asked) = sync_channel(request_queue::BACKLOG);
     guardian::wait_for_former(paths);
-    let engine = Engine::new(paths.clone(), config)?;
+    let mut engine = Engine::new(paths.clone(), config)?;
     // A client that connects before this gets `no daemon` at once.
     let socket = paths.socket();
     let listener = http::bind(&socket).doing(format_args!("{}: listening", socket.display()))?;
     events.add(engine.watcher(), Event::Tenants)?;
     let to = Loop::new(asks, bell);
-    http::serve(listener, to.clone()).doing("starting the HTTP server")?;
+    engine.serve_by(http::serve(listener, to.clone()).doing("starting the HTTP server")?);
     for why in events.rescan_reasons() {
         tracing::warn!("events: {why}");
     }
@@ -164,15 +164,6 @@ fn raise_file_limit() {
     }
 }
 
-/// Gives the main thread, and the HTTP thread that it starts, nice -20. A polling NAPI thread may leave only 5 % to all
-/// threads without real-time priority, and the threads of bulk NICs at nice -20 compete for that; requests shall be
-/// answered even then. [`Due`] makes sure that bulk work gets its part.
-fn raise_nice() {
-    if let Err(error) = rustix::process::setpriority_process(None, -20) {
-        tracing::warn!("taking nice -20: {error}; answers may take long beside bulk work; {}", remedy(&error.into()));
-    }
-}
-
 /// pidfd_open(2) exists from this version on.
 const OLDEST: (u32, u32) = (5, 3);
 
@@ -226,7 +217,6 @@ impl Daemon {
                 self.pass("threads");
             }
             if self.engine.look_at_own_threads() {
-                raise_nice();
                 self.pass("threads");
             }
             if watchdog().is_some() {

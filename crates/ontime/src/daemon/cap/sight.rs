@@ -23,6 +23,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::thread::{futex, sched_getcpu};
 use rustix::time::ClockId;
 
+use crate::daemon::nice;
+
 /// The bits of a state's letter in [`Sight::state`].
 const LETTER: u64 = 0xff;
 /// No CPU was seen.
@@ -244,7 +246,10 @@ impl Readers {
     fn add(&mut self) -> io::Result<()> {
         let queue = Arc::clone(&self.queue);
         let thread = std::thread::Builder::new().name("ontime-sight".to_owned()).stack_size(STACK);
-        thread.spawn(move || queue.serve())?;
+        thread.spawn(move || {
+            nice::of_this_thread(nice::APPLYING);
+            queue.serve();
+        })?;
         self.started += 1;
         Ok(())
     }

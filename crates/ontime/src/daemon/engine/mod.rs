@@ -35,6 +35,7 @@ use ontime_sched::{Refused, Settled};
 use ontime_tenants::text::counted;
 use ontime_tenants::watch::Watcher;
 use ontime_tenants::{Discovery, PriorityTable, ProblemKind, Repeats, Sources};
+use rustix::process::Pid;
 
 use self::caps::{Capping, CappingState, UnpausedHost, charge_guardian, charge_meanwhile};
 pub(crate) use self::look::{Known, Look};
@@ -49,6 +50,7 @@ use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
+use crate::daemon::nice::{self, MainNice};
 use crate::daemon::protections;
 use crate::daemon::requested::{Requested, boot_time};
 use crate::daemon::view::{self, Owned};
@@ -128,6 +130,7 @@ pub(crate) struct Engine {
     needs_second_write: bool,
     /// Knobs that the last pass could not set: `failed` or `unsupported`, and why.
     failures: BTreeMap<String, (&'static str, String)>,
+    nice: MainNice,
     /// For Prometheus.
     pub metrics: Metrics,
     repeats: Repeats,
@@ -146,6 +149,11 @@ impl Engine {
     /// # Errors
     /// Where the journal cannot be opened, or no watcher can be set up.
     pub(crate) fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
+        let mut main_nice = MainNice::default();
+        main_nice.take(match config.daemon.mode {
+            Mode::Enforce => nice::APPLYING,
+            Mode::Observe => nice::ORDINARY,
+        });
         say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
@@ -193,6 +201,7 @@ impl Engine {
             looks_again: false,
             needs_second_write: false,
             failures: BTreeMap::new(),
+            nice: main_nice,
             metrics: Metrics::default(),
             repeats: Repeats::default(),
             lines: LineQuota::new(Instant::now()),
@@ -214,6 +223,11 @@ impl Engine {
             engine.caps = Err(observe::NO_CAPS.to_owned());
         }
         Ok(engine)
+    }
+
+    /// `ontime-http` is this thread.
+    pub(crate) fn serve_by(&mut self, http: Pid) {
+        self.nice.followed_by(http);
     }
 
     /// Tells of new tenants and threads.
@@ -268,6 +282,9 @@ impl Engine {
         let start = Instant::now();
         self.errors.clear();
         self.looks_again = false;
+        if self.state == api::State::Applied {
+            self.nice.take(nice::APPLYING);
+        }
         let report = match self.state {
             api::State::Applied => self.apply(),
             api::State::Reset => {
@@ -694,6 +711,8 @@ impl Engine {
                 self.caps_lost(&error.to_string());
             }
         }
+        // vCPUs that have lost their places are ordinary threads from here on, and there may be many settings to restore.
+        self.nice.take(nice::ORDINARY);
         self.charge_if_there(meanwhile);
         let report = hostnet::reset(&self.host, &mut self.journal).unwrap_or_else(|error| {
             self.error("journal", &error);

@@ -28,6 +28,8 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use crate::daemon::nice;
+
 /// The stack size, bytes. The daemon's memory is locked, so it is not larger than necessary.
 const STACK: usize = 256 << 10;
 
@@ -42,6 +44,8 @@ pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(Unix
     let numbers = (stream.as_raw_fd(), give.as_raw_fd());
     let (tell, told) = sync_channel(1);
     let thread = Builder::new().name("ontime-guest".to_owned()).stack_size(STACK).spawn(move || {
+        // A guest waits for the answer to each request, and requests come only while a method is applied.
+        nice::of_this_thread(nice::APPLYING);
         match own_table(numbers) {
             Ok((stream, give)) => {
                 let _ = tell.send(Ok(()));

@@ -20,6 +20,7 @@ use tokio::sync::{Mutex, Semaphore, oneshot};
 
 use super::format::Format;
 use crate::daemon::http::{Ask, Loop};
+use crate::daemon::nice;
 
 /// Connections served at a time.
 const CLIENTS: usize = 16;
@@ -72,7 +73,7 @@ fn serve(listener: TcpListener, to: Loop, ended: oneshot::Receiver<()>) -> io::R
     };
     std::thread::Builder::new().name("ontime-metrics".into()).stack_size(1 << 20).spawn(move || {
         // The main thread's nice -20 is meant for clients of the Unix socket, not for everybody.
-        let _ = rustix::process::setpriority_process(None, 0);
+        nice::of_this_thread(nice::ORDINARY);
         runtime.block_on(async {
             tokio::select! {
                 () = accept(listener, Arc::new(Source { to, last: Mutex::new(None) })) => {}

@@ -1,0 +1,53 @@
+//! The nice values of the daemon's threads at SCHED_OTHER. No thread keeps the value that it inherited by chance.
+//!
+//! While a method is applied, real-time tenants run above these threads, and a polling NAPI thread may leave only 5 %
+//! of a CPU to all threads without real-time priority. The threads of bulk NICs at nice -20 compete for that, and
+//! requests shall be answered even then, so the main thread and `ontime-http` have [`APPLYING`]. While nothing is
+//! applied, and as soon as a reset has ended the caps, vCPUs are ordinary threads beside the daemon, so both have
+//! [`ORDINARY`]: a reset takes its time from VMs as another thread would, and yet ends soon beside bulk work.
+
+use ontime_tenants::remedy;
+use rustix::process::{Pid, setpriority_process};
+
+/// The nice value while a method is applied. [`Due`](super::due::Due) makes sure that bulk work gets its part.
+pub(super) const APPLYING: i32 = -20;
+/// The nice value otherwise, and of threads that serve everybody or free memory.
+pub(super) const ORDINARY: i32 = 0;
+
+/// Gives the calling thread a nice value of its own. Lowering it again needs no privilege; without the privilege to
+/// raise it, the thread works on, as the main thread's warning says.
+pub(super) fn of_this_thread(nice: i32) {
+    if let Err(error) = setpriority_process(None, nice) {
+        tracing::debug!("taking nice {nice}: {error}");
+    }
+}
+
+/// The nice value of the main thread, and of the thread `ontime-http`, which follows it.
+#[derive(Debug, Default)]
+pub(super) struct MainNice {
+    /// None: not set yet.
+    value: Option<i32>,
+    http: Option<Pid>,
+}
+
+impl MainNice {
+    /// `ontime-http` is this thread.
+    pub(super) fn followed_by(&mut self, http: Pid) {
+        self.http = Some(http);
+        let value = self.value.unwrap_or(ORDINARY);
+        if let Err(error) = setpriority_process(self.http, value) {
+            tracing::debug!("nice {value} for ontime-http: {error}");
+        }
+    }
+
+    /// Gives both threads this value, also if it was changed from outside since.
+    pub(super) fn take(&mut self, value: i32) {
+        let is_new = self.value.replace(value) != Some(value);
+        let threads = std::iter::once(None).chain(self.http.map(Some));
+        let Some(error) = threads.filter_map(|thread| setpriority_process(thread, value).err()).next() else { return };
+        if is_new {
+            let why = remedy(&error.into());
+            tracing::warn!("taking nice {value}: {error}; answers may take long beside bulk work; {why}");
+        }
+    }
+}
