@@ -1,8 +1,7 @@
 //! Monitoring as an operator uses it: a real daemon's metrics over TCP and in a file, promtool, a real Prometheus, the
 //! alert rules and the dashboard, and the log of changes.
 //!
-//! promtool and Prometheus are those of Debian, unpacked by `scripts/prometheus.sh` (`make test` runs it), or those in
-//! PATH.
+//! promtool and Prometheus are those that `support::tool` finds.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test ends by panicking")]
 
@@ -10,25 +9,11 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use support::{Daemon, Guest, Site, name, possible, until};
-
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-
-/// A program of Debian's package `prometheus`; None if it is not available.
-fn tool(name: &str) -> Option<PathBuf> {
-    let unpacked = Path::new(ROOT).join("target/prometheus/usr/bin").join(name);
-    let path = std::env::var_os("PATH").unwrap();
-    let mut found = std::iter::once(unpacked).chain(std::env::split_paths(&path).map(|dir| dir.join(name)));
-    let found = found.find(|file| file.is_file());
-    if found.is_none() {
-        println!("SKIPPED: this test needs {name} (scripts/prometheus.sh)");
-    }
-    found
-}
+use support::{Daemon, Guest, ROOT, Site, name, possible, promtool, tool, until};
 
 fn packaging(file: &str) -> String {
     std::fs::read_to_string(Path::new(ROOT).join("packaging").join(file)).unwrap()
@@ -84,18 +69,6 @@ impl Scene {
         let out = self.inside("curl").args(["-sS", "--max-time", "60"]).args(args).arg(url).output().unwrap();
         String::from_utf8(out.stdout).unwrap()
     }
-}
-
-/// Runs promtool, which must succeed. Returns what it prints.
-fn promtool(tool: &Path, args: &[&str], input: &str) -> String {
-    let mut command = Command::new(tool);
-    command.args(args).current_dir(Path::new(ROOT).join("packaging/prometheus"));
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let out = child.wait_with_output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "promtool {args:?}: {said}");
-    said
 }
 
 /// Names of Ontime's metrics in a text.

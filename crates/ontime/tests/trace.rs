@@ -219,6 +219,18 @@ fn requests_of_a_running_server_are_divided_and_reported_in_every_form() {
 }
 
 #[test]
+fn promtool_is_content_with_the_histograms() {
+    let Some(tool) = support::tool("promtool") else { return };
+    let Some(place) = Place::if_possible() else { return };
+    let _asked = place.ask("200");
+    let file = place.file("trace.prom");
+    place.traced_requests(&["--textfile", &file, "--json", "-"], |output| output.stdout.clone());
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\nontime_trace_request_seconds_bucket{"), "{text}");
+    assert_eq!(support::promtool(&tool, &["check", "metrics"], &text), "", "{text}");
+}
+
+#[test]
 fn segments_alone_take_fewer_events() {
     let Some(place) = Place::if_possible() else { return };
     let _asked = place.ask("200");

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,6 +44,34 @@ pub(crate) fn possible() -> bool {
 
 fn works(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// The repository.
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// A program of Debian's package `prometheus`, unpacked by `scripts/prometheus.sh` (`make test` runs it), or in PATH.
+/// Elsewhere, prints what is missing.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    let unpacked = Path::new(ROOT).join("target/prometheus/usr/bin").join(name);
+    let path = std::env::var_os("PATH").unwrap();
+    let mut found = std::iter::once(unpacked).chain(std::env::split_paths(&path).map(|dir| dir.join(name)));
+    let found = found.find(|file| file.is_file());
+    if found.is_none() {
+        println!("SKIPPED: this test needs {name} (scripts/prometheus.sh)");
+    }
+    found
+}
+
+/// Runs promtool, which must succeed. Returns what it prints.
+pub(crate) fn promtool(tool: &Path, args: &[&str], input: &str) -> String {
+    let mut command = Command::new(tool);
+    command.args(args).current_dir(Path::new(ROOT).join("packaging/prometheus"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "promtool {args:?}: {said}");
+    said
 }
 
 /// A CPU on which this process, and so its guests, may run.
