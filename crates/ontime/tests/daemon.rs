@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -379,6 +380,37 @@ fn the_guardian_and_what_it_watches_stand_where_the_base_says_after_a_reload() {
     daemon.signal(Signal::HUP);
     until("another guardian", || (daemon.log().matches("guardian is process").count() == 2).then_some(()));
     until("both stand by the new base", || standing(66));
+}
+
+/// The subcommands that have the option --json, such as `net status`.
+fn with_json(command: &clap::Command, path: &str) -> BTreeSet<String> {
+    let own = command.get_arguments().any(|of| of.get_id() == "json").then(|| path.to_owned());
+    let below = command.get_subcommands().filter(|of| !of.is_hide_set());
+    own.into_iter().chain(below.flat_map(|of| with_json(of, format!("{path} {}", of.get_name()).trim()))).collect()
+}
+
+/// With a daemon and, where the command has an answer of its own, without.
+#[test]
+fn every_json_output_says_its_schema_version() {
+    let Some(site) = Site::if_possible() else { return };
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/plan/motivation.toml");
+    let has_version = |args: &[&str]| {
+        let document = site.json(&[args, &["--json"]].concat());
+        assert_eq!(document["schema_version"], 1, "{args:?}: {document}");
+    };
+    let alone: [&[&str]; 6] =
+        [&["ps"], &["net", "status"], &["doctor"], &["plan", example], &["apply", "--dry-run"], &["reset"]];
+    alone.into_iter().for_each(has_version);
+    let _daemon = Daemon::start(&site);
+    let with_daemon: [&[&str]; 5] =
+        [&["status"], &["top", "--once", "--interval", "0.1"], &["apply"], &["reload"], &["apply", "--dry-run"]];
+    let all: Vec<&[&str]> = with_daemon.into_iter().chain(alone).collect();
+    all.iter().copied().for_each(has_version);
+    // What these write, other tests read: verify.rs, trace.rs and ontime's own test of `sockets`.
+    let elsewhere = ["sockets", "trace", "verify"].map(str::to_owned);
+    let known = with_json(&ontime::command(), "");
+    let tried = known.iter().filter(|of| all.iter().any(|args| args.join(" ").starts_with(of.as_str())));
+    assert_eq!(tried.chain(&elsewhere).cloned().collect::<BTreeSet<_>>(), known);
 }
 
 /// Beside ordinary VMs, as in mode `observe` and after a reset, the daemon takes no more time than they.

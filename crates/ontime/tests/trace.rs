@@ -138,6 +138,7 @@ impl Place {
             let output = self.traced(&[&["--duration", duration], words].concat());
             assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
             let report: Value = serde_json::from_slice(&report(&output)).unwrap();
+            assert_eq!(report["schema_version"], 1, "{report}");
             let requests = report["paths"][0]["counts"]["requests"].as_u64().unwrap();
             if requests >= 3 {
                 return (output, report, requests);
