@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use ontime_figures::number;
+use textwrap::core::display_width;
 
 use crate::report::{Document, Figures, PathReport};
 use crate::request::Segment;
@@ -33,7 +34,7 @@ fn wrapped(line: &str) -> String {
     let options = textwrap::Options::new(WIDTH).initial_indent(&first).subsequent_indent(&rest);
     let options = options.word_splitter(textwrap::WordSplitter::NoHyphenation);
     let mut text =
-        if line.chars().count() <= WIDTH { line.to_owned() } else { textwrap::fill(line.trim_start(), options) };
+        if display_width(line) <= WIDTH { line.to_owned() } else { textwrap::fill(line.trim_start(), options) };
     text.push('\n');
     text
 }
@@ -136,5 +137,21 @@ fn footer(out: &mut String, document: &Document) {
     }
     for note in &document.notes {
         let _ = writeln!(out, "note: {note}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_with_wide_characters_have_at_most_80_columns() {
+        // 66 characters, 106 columns.
+        let line = format!("  {}", "制御盤の仮想計算機 waits ".repeat(4));
+        assert!(line.chars().count() <= WIDTH && display_width(&line) > WIDTH);
+        let text = wrapped(&line);
+        assert!(text.lines().count() == 2 && text.lines().all(|line| display_width(line) <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.starts_with("  ")), "{text}");
+        assert_eq!(wrapped("  制御盤"), "  制御盤\n");
     }
 }

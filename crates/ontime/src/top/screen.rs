@@ -5,9 +5,11 @@
 
 use std::cmp::Ordering;
 
+use textwrap::core::display_width;
+
 use super::{COLUMNS, HEAD, Used, foot, head, none, rows};
 use crate::api;
-use crate::table::visible;
+use crate::table::{cut, padded, visible};
 
 /// An order of the rows, and the key that selects it.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +102,7 @@ impl Screen {
         let lines = if self.help { help() } else { self.lines(now, used, width, height) };
         let mut text = String::new();
         for line in lines.iter().take(height) {
-            text.extend(visible(line).chars().take(width));
+            text.push_str(&cut(&visible(line), width));
             text.push('\n');
         }
         text
@@ -150,7 +152,7 @@ fn table(rows: &[[String; COLUMNS]], width: usize) -> Vec<String> {
     let mut widths = [0; COLUMNS];
     for row in all() {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(visible(cell).chars().count());
+            *width = (*width).max(display_width(&visible(cell)));
         }
     }
     let mut shown = [true; COLUMNS];
@@ -168,7 +170,7 @@ fn table(rows: &[[String; COLUMNS]], width: usize) -> Vec<String> {
     }
     let line = |row: &[String; COLUMNS]| {
         let cells = row.iter().zip(widths).zip(shown).filter(|(_, shown)| *shown);
-        let cells: Vec<String> = cells.map(|((cell, width), _)| format!("{:width$}", visible(cell))).collect();
+        let cells: Vec<String> = cells.map(|((cell, width), _)| padded(&visible(cell), width)).collect();
         cells.join("  ").trim_end().to_owned()
     };
     all().map(line).collect()
@@ -197,7 +199,7 @@ mod tests {
     }
 
     fn scene() -> (api::Reservations, Vec<Used>) {
-        let names = ["c", "a-vm-whose-name-is-very-long-indeed-and-longer", "b\x1b[2J"];
+        let names = ["c", "a-vm-whose-name-is-very-long-長い名前の計算機", "b\x1b[2J"];
         let vcpus = names.iter().zip(1..).map(|(name, tid)| vcpu(name, tid, 1.0)).collect();
         (reservations(vcpus), vec![used("c", 0.1, 0), used("a", 0.3, 2), used("b", 0.2, 1)])
     }
@@ -217,7 +219,7 @@ mod tests {
                 assert!(keys.bytes().all(|key| screen.key(key)));
                 let text = screen.draw(&now, &used, width, height);
                 assert!(text.lines().count() <= height, "{width}x{height} {keys}:\n{text}");
-                assert!(text.lines().all(|line| line.chars().count() <= width), "{width}x{height} {keys}:\n{text}");
+                assert!(text.lines().all(|line| display_width(line) <= width), "{width}x{height} {keys}:\n{text}");
                 assert!(!text.contains('\x1b'), "{text}");
             }
         }
