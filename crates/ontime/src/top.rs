@@ -99,28 +99,56 @@ fn live(
     interval: Duration,
     read: impl Fn() -> Result<api::Reservations, client::ClientError>,
 ) -> anyhow::Result<ExitCode> {
+    let mut view = View::new(read()?, interval);
     let mut terminal = Terminal::enter()?;
-    let mut screen = Screen::default();
-    let (mut before, mut at) = (read()?, Instant::now());
-    let mut seen: Option<(api::Reservations, Vec<Used>)> = None;
+    let mut asked = Instant::now();
     loop {
-        let (width, height) = terminal.size();
-        let text = match &seen {
-            Some((now, used)) => screen.draw(now, used, width, height),
-            None => format!("measuring for {} s; q: quit, ?: help\n", interval.as_secs_f64()),
-        };
-        terminal.draw(&text)?;
-        match terminal.key(interval.saturating_sub(at.elapsed()))? {
+        terminal.draw(&view.draw(terminal.size()))?;
+        match terminal.key(interval.saturating_sub(asked.elapsed()))? {
             Input::End => return Ok(ExitCode::SUCCESS),
-            Input::Key(key) if !screen.key(key) => return Ok(ExitCode::SUCCESS),
+            Input::Key(key) if !view.screen.key(key) => return Ok(ExitCode::SUCCESS),
             Input::Key(_) | Input::Nothing => {}
         }
-        if at.elapsed() >= interval {
-            let (now, seconds) = (read()?, at.elapsed().as_secs_f64());
-            at = Instant::now();
-            let used = used(&before, &now, seconds);
-            before.clone_from(&now);
-            seen = Some((now, used));
+        if asked.elapsed() >= interval {
+            view.take(read(), Instant::now());
+            asked = Instant::now();
+        }
+    }
+}
+
+/// What the live view shows. An answer that fails, as while the daemon is upgraded, leaves the last figures.
+struct View {
+    screen: Screen,
+    interval: Duration,
+    /// The last answer, and when it came.
+    last: (api::Reservations, Instant),
+    /// The use between the last two answers.
+    used: Option<Vec<Used>>,
+    /// Why the last request failed.
+    failed: Option<String>,
+}
+
+impl View {
+    fn new(first: api::Reservations, interval: Duration) -> Self {
+        Self { screen: Screen::default(), interval, last: (first, Instant::now()), used: None, failed: None }
+    }
+
+    fn take(&mut self, answer: Result<api::Reservations, impl std::fmt::Display>, at: Instant) {
+        match answer {
+            Ok(now) => {
+                let seconds = at.saturating_duration_since(self.last.1).as_secs_f64();
+                self.used = Some(used(&self.last.0, &now, seconds));
+                (self.last, self.failed) = ((now, at), None);
+            }
+            Err(error) => self.failed = Some(error.to_string()),
+        }
+    }
+
+    fn draw(&self, (width, height): (usize, usize)) -> String {
+        match (&self.used, &self.failed) {
+            (Some(used), failed) => self.screen.draw(&self.last.0, used, failed.as_deref(), (width, height)),
+            (None, Some(why)) => table::cut(&visible(&format!("q: quit; no figures yet: {why}")), width) + "\n",
+            (None, None) => format!("measuring for {} s; q: quit, ?: help\n", self.interval.as_secs_f64()),
         }
     }
 }
@@ -451,12 +479,37 @@ mod tests {
         ] {
             let mut once = String::new();
             show(&mut once, &now, &[]).unwrap();
-            for text in [once, Screen::default().draw(&now, &[], 80, 24)] {
+            for text in [once, Screen::default().draw(&now, &[], None, (80, 24))] {
                 assert!(text.contains(&format!("no vCPU has reserved CPU time: {why}")), "{text}");
                 assert!(!text.contains("DEADLINE IN") && !text.contains("BUDGET"), "{text}");
                 assert_eq!(text.contains("NOT KEPT: no BPF"), now.off.is_some(), "{text}");
             }
         }
+    }
+
+    /// As while the daemon is upgraded.
+    #[test]
+    fn a_daemon_that_does_not_answer_for_a_while_does_not_end_the_live_view() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut view = View::new(reservations(vec![vcpu("a", 1, 1.0)]), Duration::from_secs(1));
+        view.last.1 = start;
+        let none =
+            || Err::<api::Reservations, _>("no daemon at /run/ontime/ontime.sock\x1b[2J: and more words than fit");
+        let foot = |view: &View| view.draw((80, 24)).lines().last().unwrap().to_owned();
+        view.take(none(), after(1));
+        assert!(foot(&view).starts_with("q: quit; no figures yet: no daemon at "), "{}", foot(&view));
+        view.take(Ok::<_, String>(reservations(vec![vcpu("a", 1, 1.5)])), after(2));
+        assert!(foot(&view).ends_with("?: help, q: quit"), "{}", foot(&view));
+        view.take(none(), after(3));
+        let text = view.draw((80, 24));
+        assert!(text.contains("25.0 %") && foot(&view).starts_with("q: quit; no new figures: no daemon at "), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('\x1b'), "{text}");
+        assert!(view.screen.key(b'?') && !view.screen.key(b'q'));
+        assert!(view.screen.key(b'?'));
+        // Use is over the whole time since the last answer.
+        view.take(Ok::<_, String>(reservations(vec![vcpu("a", 1, 1.9)])), after(6));
+        assert!(view.draw((80, 24)).contains("10.0 %") && foot(&view).ends_with("q: quit"), "{}", view.draw((80, 24)));
     }
 
     #[test]

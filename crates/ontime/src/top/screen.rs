@@ -97,9 +97,16 @@ impl Screen {
         true
     }
 
-    /// Draws the view in this many columns and lines.
-    pub(super) fn draw(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> String {
-        let lines = if self.help { help() } else { self.lines(now, used, width, height) };
+    /// Draws the view in this many columns and lines. `failed`: why the last look at the reservations failed, so that
+    /// these figures are older.
+    pub(super) fn draw(
+        &self,
+        now: &api::Reservations,
+        used: &[Used],
+        failed: Option<&str>,
+        (width, height): (usize, usize),
+    ) -> String {
+        let lines = if self.help { help() } else { self.lines(now, used, failed, (width, height)) };
         let mut text = String::new();
         for line in lines.iter().take(height) {
             text.push_str(&cut(&visible(line), width));
@@ -108,7 +115,13 @@ impl Screen {
         text
     }
 
-    fn lines(&self, now: &api::Reservations, used: &[Used], width: usize, height: usize) -> Vec<String> {
+    fn lines(
+        &self,
+        now: &api::Reservations,
+        used: &[Used],
+        failed: Option<&str>,
+        (width, height): (usize, usize),
+    ) -> Vec<String> {
         let (mut above, mut below) = (String::new(), String::new());
         // Writing to a String cannot fail.
         let _ = head(&mut above, now);
@@ -125,7 +138,10 @@ impl Screen {
         let mut lines: Vec<String> = above.lines().map(str::to_owned).collect();
         let below: Vec<String> = below.lines().map(str::to_owned).collect();
         let by = self.order.map_or("the daemon's order", |order| order.words);
-        let foot = format!("by {by}{}; ?: help, q: quit", if self.reversed { ", reversed" } else { "" });
+        let foot = match failed {
+            Some(why) => format!("q: quit; no new figures: {why}"),
+            None => format!("by {by}{}; ?: help, q: quit", if self.reversed { ", reversed" } else { "" }),
+        };
         // The last line has the keys, the one before it the number of rows that do not fit.
         let room = height.saturating_sub(lines.len() + below.len() + 3).max(1);
         if cells.is_empty() {
@@ -217,18 +233,18 @@ mod tests {
             for keys in ["", "?", "u", "nr"] {
                 let mut screen = Screen::default();
                 assert!(keys.bytes().all(|key| screen.key(key)));
-                let text = screen.draw(&now, &used, width, height);
+                let text = screen.draw(&now, &used, None, (width, height));
                 assert!(text.lines().count() <= height, "{width}x{height} {keys}:\n{text}");
                 assert!(text.lines().all(|line| display_width(line) <= width), "{width}x{height} {keys}:\n{text}");
                 assert!(!text.contains('\x1b'), "{text}");
             }
         }
         // At 80 columns name, use and misses are shown.
-        let text = Screen::default().draw(&now, &used, 80, 24);
+        let text = Screen::default().draw(&now, &used, None, (80, 24));
         let head = text.lines().find(|line| line.contains("VM")).unwrap();
         assert!(["VCPU", "USED", "MISSES"].iter().all(|name| head.contains(name)), "{text}");
         assert!(text.ends_with("?: help, q: quit\n"), "{text}");
-        let low = Screen::default().draw(&now, &used, 80, 9);
+        let low = Screen::default().draw(&now, &used, None, (80, 9));
         assert!(low.contains("more rows"), "{low}");
     }
 
@@ -238,7 +254,7 @@ mod tests {
         let drawn = |keys: &str| {
             let mut screen = Screen::default();
             assert!(keys.bytes().all(|key| screen.key(key)));
-            order_of(&screen.draw(&now, &used, 200, 50))
+            order_of(&screen.draw(&now, &used, None, (200, 50)))
         };
         assert_eq!(drawn(""), ['A', 'B', 'C']);
         assert_eq!(drawn("r"), ['C', 'B', 'A']);
@@ -254,9 +270,9 @@ mod tests {
         let (now, used) = scene();
         let mut screen = Screen::default();
         assert!(screen.key(b'?'));
-        let help = screen.draw(&now, &used, 80, 24);
+        let help = screen.draw(&now, &used, None, (80, 24));
         assert!(ORDERS.iter().all(|order| help.contains(order.words)) && help.contains("quit"), "{help}");
-        assert!(screen.key(b'?') && screen.draw(&now, &used, 80, 24).contains("CPUs reserved"));
+        assert!(screen.key(b'?') && screen.draw(&now, &used, None, (80, 24)).contains("CPUs reserved"));
         for end in [b'q', b'Q', 3, 4] {
             assert!(!screen.key(end));
         }
