@@ -8,7 +8,7 @@
 # and compares their files with those of target/deb.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
 # (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
-# bounds it. After a failure target/deb/systemd has the console's log and the journal.
+# bounds it. target/deb/systemd has what the stages said; after a failure also the console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -105,6 +105,13 @@ the_program() {
         fail "$suite: ontime-metrics.timer is enabled"
     [ -z "$(inside dpkg --verify ontime)" ] || fail "$suite: $(inside dpkg --verify ontime)"
 
+    # What the units wrote and what the administrator made for them.
+    mkdir -p "$root/var/lib/prometheus/node-exporter" "$root/etc/systemd/system/ontime-device@web.service.d" \
+        "$root/etc/systemd/system/ontimed.service.d" "$root/etc/systemd/system/timers.target.wants"
+    : > "$root/var/lib/prometheus/node-exporter/ontime.prom"
+    : > "$root/etc/systemd/system/ontimed.service.d/override.conf"
+    ln -s /usr/lib/systemd/system/ontime-metrics.timer "$root/etc/systemd/system/timers.target.wants"
+
     # An upgrade keeps changed files and does not reset: the journal, here a damaged one, stays untouched.
     sed -i 's/^mode = .*/mode = "enforce"/' "$root/etc/ontime/daemon.toml"
     echo '[[tenant]]' > "$root/etc/ontime/tenants.toml"
@@ -128,6 +135,8 @@ the_program() {
     [ ! -e "$root/usr/bin/ontime" ] && [ -e "$root/etc/ontime/daemon.toml" ] &&
         [ -e "$root/var/lib/ontime/originals" ] ||
         fail "$suite: what removal leaves is not as it should be"
+    rmdir "$root/var/lib/prometheus/node-exporter" "$root/var/lib/prometheus" ||
+        fail "$suite: removal leaves metrics that node_exporter would serve"
     try "install again" apt-get install -y -o Dpkg::Use-Pty=0 "/debs/${main[0]##*/}"
     rm "$root/var/lib/ontime/originals"
     try "purge" apt-get purge -y -o Dpkg::Use-Pty=0 ontime
@@ -190,13 +199,31 @@ with_version() { # VERSION FILE: the package with another version; its files sta
     rm -rf "$tree"
 }
 
-payload() { # FILE: a package of the same files in another folder, without scripts: what dpkg alone costs
-    local tree=$work/payload
-    mkdir -p "$tree/DEBIAN" "$tree/opt/payload"
+payload() { # FILE: a package of the same files in another folder, whose unit sleeps: what dpkg and systemd alone cost
+    local tree=$work/payload scripts=$work/payload-scripts script unit
+    mkdir -p "$tree/DEBIAN" "$tree/opt/payload" "$tree/usr/lib/systemd/system"
     dpkg-deb -x "${main[0]}" "$tree/opt/payload"
     dpkg-deb -f "${main[0]}" | sed 's/^Package: .*/Package: payload/' > "$tree/DEBIAN/control"
+    # What debhelper adds for ontime's unit: it reads all units again, starts, stops and enables.
+    dpkg-deb -e "${main[0]}" "$scripts"
+    for script in postinst prerm postrm; do
+        {
+            printf '#!/bin/sh\nset -e\n'
+            sed -n '/^# Automatically added by dh_installsystemd/,/^# End automatically added/p' "$scripts/$script" |
+                sed 's/ontimed\.service/payload.service/g'
+            echo 'exit 0'
+        } > "$tree/DEBIAN/$script"
+        chmod 755 "$tree/DEBIAN/$script"
+        grep -q systemctl "$tree/DEBIAN/$script" || grep -q deb-systemd "$tree/DEBIAN/$script" ||
+            fail "debhelper's part of ontime's $script was not found"
+    done
+    for unit in $(cat "$tree"/DEBIAN/p* | grep -o "[a-z-]*\.\(service\|timer\)" | sort -u); do
+        [ "$unit" = payload.service ] || fail "payload has no unit $unit"
+    done
+    printf '[Unit]\nDescription=sleeps\n[Service]\nExecStart=/bin/sleep infinity\n[Install]\n%s\n' \
+        'WantedBy=multi-user.target' > "$tree/usr/lib/systemd/system/payload.service"
     dpkg-deb --root-owner-group -z1 -b "$tree" "$1" > /dev/null
-    rm -rf "$tree"
+    rm -rf "$tree" "$scripts"
 }
 
 for_the_image() { # PACKAGE...: they, with the packages that they need there, in the emulated host's /lab/FIRST
@@ -237,12 +264,12 @@ under_systemd() { # [STAGE...]
         { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
     cp "$lab-tests" "$files/ontime-lab-tests"
     local status=0
+    rm -rf "$out/systemd"
+    mkdir "$out/systemd"
     "$lab" run --client-cpu --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
-        --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" || status=$?
+        --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" | tee "$out/systemd/stages" || status=$?
     if [ $status -ne 0 ]; then
-        rm -rf "$out/systemd"
-        mkdir "$out/systemd"
         cp "$work"/lab/*.log "$out/systemd/" || true
         cp "$files/journal" "$files"/verify.* "$out/systemd/" 2> /dev/null || true
         fail "systemd: status $status; $out/systemd has the console's log and the journal"
