@@ -50,7 +50,7 @@ use crate::daemon::guardian::{Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
-use crate::daemon::nice::{self, MainNice};
+use crate::daemon::nice::{self, Hurrying, MainNice};
 use crate::daemon::protections;
 use crate::daemon::requested::{Requested, boot_time};
 use crate::daemon::view::{self, Owned};
@@ -711,10 +711,13 @@ impl Engine {
                 self.caps_lost(&error.to_string());
             }
         }
-        // vCPUs that have lost their places are ordinary threads from here on, and there may be many settings to restore.
+        // vCPUs that lose their places are ordinary threads from here on, and many settings may have to be restored.
         self.nice.take(nice::ORDINARY);
         self.charge_if_there(meanwhile);
-        let report = hostnet::reset(&self.host, &mut self.journal).unwrap_or_else(|error| {
+        let host = Hurrying::new(&self.host, &mut self.nice, Instant::now());
+        let restored = hostnet::reset(&host, &mut self.journal);
+        self.nice.take(nice::ORDINARY);
+        let report = restored.unwrap_or_else(|error| {
             self.error("journal", &error);
             hostnet::Report::default()
         });
