@@ -8,7 +8,8 @@
 # and compares their files with those of target/deb.
 # deb-test.sh systemd [STAGE...]: tests package ontime in the emulated host, a Debian 13 with libvirt under systemd
 # (lab/tests/packages.sh), and the RPM package if target/rpm has it. It needs `make release`; SECONDS_MAX (14400)
-# bounds it. target/deb/systemd has what the stages said; after a failure also the console's log and the journal.
+# bounds it, KERNEL (7.2-rt) is the host's. target/deb/systemd has what the stages said; after a failure also the
+# console's log and the journal.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 out=$here/target/deb
@@ -246,7 +247,7 @@ under_systemd() { # [STAGE...]
     with_version "$version+newer" "$files/newer.deb"
     with_version 0.0.1 "$files/older.deb"
     payload "$files/payload.deb"
-    cp "$here/docs/use/tutorial.md" "$here/lab/tests/packages.sh" "$files/"
+    cp "$here"/docs/use/{tutorial,kubernetes}.md "$here/lab/tests/packages.sh" "$files/"
     # What the image lacks. Of rt-tests two programs are enough.
     ask_mirror
     for_the_image apparmor
@@ -266,8 +267,8 @@ under_systemd() { # [STAGE...]
     local status=0
     rm -rf "$out/systemd"
     mkdir "$out/systemd"
-    "$lab" run --client-cpu --timeout "${SECONDS_MAX:-14400}" --silence 600 --out "$work/lab" \
-        --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
+    "$lab" run --client-cpu --kernel "${KERNEL:-7.2-rt}" --timeout "${SECONDS_MAX:-14400}" --silence 600 \
+        --out "$work/lab" --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" | tee "$out/systemd/stages" || status=$?
     if [ $status -ne 0 ]; then
         cp "$work"/lab/*.log "$out/systemd/" || true

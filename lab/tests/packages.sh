@@ -1,7 +1,7 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), its files in another folder with a unit that sleeps (payload.deb), cyclictest, oslat, tutorial.md,
+# older.deb), its files in another folder with a unit that sleeps (payload.deb), cyclictest, oslat, two pages of docs,
 # Ansible's role (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm
 # and the packages of rpm (rpm).
 set -eu
@@ -454,6 +454,21 @@ example() {
 }
 
 # The package's profile of tuned does what it says, and changes nothing that Ontime sets.
+# The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out.
+kubernetes_node() {
+    [ ! -e /etc/ontime/sched.toml ] || cp /etc/ontime/sched.toml /run/sched.toml
+    sed -n '/^1\./,/^2\./s/^       //p' /lab/kubernetes.md > /run/node-commands
+    [ -s /run/node-commands ] || fail "kubernetes.md has no commands for a node"
+    tries 0 sh -e /run/node-commands
+    within 60 offers_cpu_time
+    rm /etc/ontime/sched.toml
+    [ ! -e /run/sched.toml ] || mv /run/sched.toml /etc/ontime/
+    tries 0 systemctl reload ontimed
+}
+offers_cpu_time() {
+    ontime top --once --json --interval 0.1 | tr -d ' \n' | grep -q '"off":null,.*"unpinned_micro_cpus_per_cpu":949996'
+}
+
 tuned_profile() {
     begin_others
     unpack tuned
@@ -655,7 +670,7 @@ rpm_package() {
 }
 
 stages="boot vm install_package declare_vm doctor dry_run enforce verify"
-stages="$stages upgrade downgrade monitoring example tuned_profile apparmor purge ansible_role rpm_package"
+stages="$stages upgrade downgrade monitoring example kubernetes_node tuned_profile apparmor purge ansible_role rpm_package"
 for stage in "$@"; do
     case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
 done
