@@ -198,7 +198,10 @@ struct Server {
     slack: u64,
     /// What vCPUs with later deadlines may still need, ns.
     later: u64,
-    /// For how long the vCPUs behind this one may run in any order, ns.
+    /// How long checks of the order may take up to its deadline, ns.
+    order_checks: u64,
+    /// For how long the vCPUs up to this one may run in any order, ns; and those behind it.
+    order_within: u64,
     order_behind: u64,
     /// Whether the vCPU is to be planned.
     planned: bool,
@@ -233,6 +236,8 @@ impl Server {
             demand: 0,
             slack: 0,
             later: 0,
+            order_checks: 0,
+            order_within: 0,
             order_behind: 0,
             planned: false,
         }
@@ -574,6 +579,13 @@ impl Server {
     }
 }
 
+/// If the vCPUs of a place need more than this, ns, one of them that runs last may miss its deadline; and its slack, ns.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    need: u64,
+    slack: u64,
+}
+
 /// The vCPUs of one CPU.
 #[derive(Debug)]
 pub(crate) struct EdfCpu {
@@ -583,6 +595,8 @@ pub(crate) struct EdfCpu {
     servers: Vec<Server>,
     /// Indices of `servers`, sorted by the ends of their windows; ended threads are left out.
     by_deadline: Vec<usize>,
+    /// Of each of these vCPUs that needs time, for [`Self::find_order_within`].
+    limits: Vec<Limit>,
     /// Time of the last check; end of the next window or of the calm time.
     last: u64,
     end: u64,
@@ -638,6 +652,7 @@ impl EdfCpu {
             cpu,
             stay,
             by_deadline: Vec::with_capacity(servers.len()),
+            limits: Vec::with_capacity(servers.len()),
             servers,
             last: now,
             end: now,
@@ -972,19 +987,48 @@ impl EdfCpu {
                 (later, same, end) = (later.saturating_add(same), 0, server.end);
             }
             same = same.saturating_add(server.may_run(soonest));
-            (server.later, server.order_behind) = (later, order);
-            if server.slack < later.saturating_add(order_checks(server.end)) && later > 0 {
+            (server.later, server.order_behind, server.order_checks) = (later, order, order_checks(server.end));
+            if server.slack < later.saturating_add(server.order_checks) && later > 0 {
                 order = order.min(server.slack);
             }
+        }
+    }
+
+    /// Computes for each vCPU how long it and those with earlier deadlines may run in any order: the least slack of
+    /// those of them that would miss their deadlines if the others of them ran first.
+    ///
+    /// A vCPU's limit is at least what all up to it need, and those with the same deadline. So those that do not reach
+    /// to a vCPU do not exceed its limit. Their need only grows from one vCPU to the next, so each limit is passed once.
+    fn find_order_within(&mut self) {
+        let soonest = self.doubt_delay_min();
+        let Self { servers, by_deadline, limits, .. } = self;
+        let line = || by_deadline.iter().filter_map(|at| servers.get(*at)).filter(|server| server.demand > 0);
+        let all = line().fold(0_u64, |sum, server| sum.saturating_add(server.may_run(soonest)));
+        let limit = |server: &Server| {
+            let others = server.slack.saturating_sub(server.order_checks);
+            Limit { need: all.saturating_sub(server.later).saturating_add(others), slack: server.slack }
+        };
+        limits.clear();
+        limits.extend(line().map(limit));
+        limits.sort_unstable_by_key(|limit| limit.need);
+        let mut limits = limits.iter().peekable();
+        let (mut need, mut within) = (0_u64, u64::MAX);
+        for at in by_deadline.iter() {
+            let Some(server) = servers.get_mut(*at).filter(|server| server.demand > 0) else { continue };
+            need = need.saturating_add(server.may_run(soonest));
+            while let Some(limit) = limits.next_if(|limit| limit.need < need) {
+                within = within.min(limit.slack);
+            }
+            server.order_within = within;
         }
     }
 
     /// Chooses the vCPUs to be planned, and returns for how long that choice is valid, ns.
     fn choose_planned(&mut self, now: u64) -> u64 {
         self.sort_by_deadline(now);
+        self.find_order_within();
         let doubt_delay_min = self.doubt_delay_min();
         let order_delay = doubt_delay_min.max(self.cost.saturating_mul(RUNS_COST_FACTOR));
-        let order_checks = self.order_checks(now);
         let Self { servers, by_deadline, spare, leader, .. } = self;
         *leader = None;
         servers.iter_mut().for_each(|server| server.planned = false);
@@ -999,16 +1043,10 @@ impl EdfCpu {
         // The leader with which the order stays valid longest, and for how long; and for how long vCPUs ahead of the
         // present one may run in any order.
         let (mut led, mut led_holds, mut before) = (None, 0, u64::MAX);
-        // What the first vCPUs need, and how many places change.
-        let (mut need, mut changes) = (0_u64, 0);
+        // How many places change.
+        let mut changes = 0;
         for (number, server) in (1_usize..).zip(line()) {
-            need = needs(need, server);
-            // The least slack of those that miss their deadlines if the others of the first vCPUs run before them.
-            let misses = |one: &&Server| {
-                let others = need.saturating_sub(all.saturating_sub(one.later));
-                others > 0 && one.slack < others.saturating_add(order_checks(one.end))
-            };
-            let within = line().take(number).filter(misses).map(|one| one.slack).min().unwrap_or(u64::MAX);
+            let within = server.order_within;
             if within == u64::MAX && (server.runnable || free == 0) {
                 (free, free_holds) = (number, server.order_behind);
             }
@@ -1227,6 +1265,8 @@ impl EdfCpu {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::sim::{Guest, Host, MS, reservations};
 
@@ -1412,5 +1452,50 @@ mod tests {
         ran(server, 60_000);
         server.charge_alarms();
         assert_eq!(server.account.balance, granted - 60_000);
+    }
+
+    /// What [`EdfCpu::find_order_within`] finds, by looking at all pairs of vCPUs.
+    fn order_within_by_pairs(plan: &EdfCpu, now: u64) -> Vec<u64> {
+        let soonest = plan.doubt_delay_min();
+        let order_checks = plan.order_checks(now);
+        let line = || plan.by_deadline.iter().map(|at| &plan.servers[*at]).filter(|server| server.demand > 0);
+        let all: u64 = line().map(|server| server.may_run(soonest)).sum();
+        let within = |number: usize| {
+            let need: u64 = line().take(number).map(|server| server.may_run(soonest)).sum();
+            let misses = |one: &&Server| {
+                let others = need.saturating_sub(all - one.later);
+                others > 0 && one.slack < others + order_checks(one.end)
+            };
+            line().take(number).filter(misses).map(|one| one.slack).min().unwrap_or(u64::MAX)
+        };
+        (1..=line().count()).map(within).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        /// Some vCPUs have the same deadline, need nothing, sleep, or have ended.
+        #[test]
+        fn how_long_the_first_vcpus_run_in_any_order_is_found_as_by_looking_at_all_pairs(
+            vcpus in prop::collection::vec((1_u64..40, 0_u64..2_000, any::<bool>(), 0_u8..20), 1..40),
+            unit in prop::sample::select(vec![1_000_u64, 100_000, MS]),
+            cost in prop::sample::select(vec![0_u64, 1, 20_000, 200_000]),
+            now in 0..2 * MS,
+        ) {
+            let asked: Vec<(u64, u64)> = vcpus.iter().map(|_| (MS, 100 * MS)).collect();
+            let reservations = reservations(1, 50_000, &asked, false).unwrap();
+            let mut plan = EdfCpu::new(&reservations, 0, 0, |_| Arc::default());
+            plan.cost = cost;
+            for (server, (end, demand, runnable, other)) in plan.servers.iter_mut().zip(vcpus) {
+                (server.end, server.runnable) = (end * unit, runnable);
+                server.demand = if other == 0 { 0 } else { demand * unit / 1_000 };
+                server.account.ended = other == 1;
+            }
+            plan.sort_by_deadline(now);
+            plan.find_order_within();
+            let line = plan.by_deadline.iter().map(|at| &plan.servers[*at]).filter(|server| server.demand > 0);
+            let found: Vec<u64> = line.map(|server| server.order_within).collect();
+            prop_assert_eq!(found, order_within_by_pairs(&plan, now));
+        }
     }
 }
