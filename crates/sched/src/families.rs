@@ -53,6 +53,8 @@ enum Family {
     Bursts,
     /// Two or three CPUs; each vCPU is pinned to one.
     SeveralCpus,
+    /// Three or four CPUs; each vCPU may run on one or two of them.
+    WideAffinities,
     /// Two or three CPUs; vCPUs migrate.
     Migrating,
     /// The host's clock is set at random times. Guests read it anew some time later.
@@ -84,7 +86,7 @@ struct Case {
 }
 
 /// By name, for [`trace_of_a_set`].
-const FAMILIES: [Family; 15] = [
+const FAMILIES: [Family; 16] = [
     Family::Periodic,
     Family::Harmonic,
     Family::SporadicAlone,
@@ -94,6 +96,7 @@ const FAMILIES: [Family; 15] = [
     Family::Liar,
     Family::Bursts,
     Family::SeveralCpus,
+    Family::WideAffinities,
     Family::Migrating,
     Family::ClockSteps,
     Family::LateLooks,
@@ -157,7 +160,8 @@ struct Vm {
     rest: Rest,
     /// Which nonsense its guest publishes.
     lie: Option<u64>,
-    home: Option<usize>,
+    /// The CPUs on which it may run; None: all.
+    allowed: Option<Vec<usize>>,
     place: Place,
     /// Its position among vCPUs of the same place.
     turn: i64,
@@ -175,13 +179,13 @@ struct Vm {
 }
 
 impl Vm {
-    /// A VM without a home and with an honest guest, for a vCPU with this period. `ahead`: see the field.
+    /// A VM that may run anywhere, with an honest guest, for a vCPU with this period. `ahead`: see the field.
     fn new(tasks: Vec<Task>, rest: Rest, period: u64, ahead: u64) -> Self {
         Self {
             tasks,
             rest,
             lie: None,
-            home: None,
+            allowed: None,
             place: Place::Entitled,
             turn: 0,
             counts: Counts::default(),
@@ -399,12 +403,8 @@ impl Host {
         self.vms.iter_mut().for_each(|vm| vm.cpu = None);
         for at in line {
             let vm = &mut self.vms[at];
-            let stays = before[at].filter(|cpu| free[*cpu]);
-            let cpu = match vm.home {
-                Some(home) => free[home].then_some(home),
-                None => stays.or_else(|| free.iter().position(|free| *free)),
-            };
-            let Some(cpu) = cpu else { continue };
+            let may = |cpu: &usize| free[*cpu] && vm.allowed.as_ref().is_none_or(|allowed| allowed.contains(cpu));
+            let Some(cpu) = before[at].filter(may).or_else(|| (0..free.len()).find(may)) else { continue };
             free[cpu] = false;
             vm.cpu = Some(cpu);
             let first = vm.first();
@@ -571,8 +571,11 @@ fn run(case: Case, seed: u64, traced: bool) -> Option<Found> {
     let Case { family, cost, .. } = case;
     let one = |full: u64| {
         let mut random = Random(seed.wrapping_mul(0x1234_5677).wrapping_add(family as u64));
-        let several = matches!(family, Family::SeveralCpus | Family::Migrating);
-        let cpus = if several { random.range(2, 3) } else { 1 };
+        let cpus = match family {
+            Family::SeveralCpus | Family::Migrating => random.range(2, 3),
+            Family::WideAffinities => random.range(3, 4),
+            _ => 1,
+        };
         let (sets, rest) = draw(family, full, cpus, &mut random)?;
         simulate(case, cpus, sets, rest, random, traced)
     };
@@ -591,9 +594,18 @@ fn simulate(case: Case, cpus: u64, sets: Vec<Vec<Task>>, rest: u64, mut random: 
     let mut asked = sets.iter().map(|set| reserved(set, at_any_time)).collect::<Option<Vec<_>>>()?;
     let period = if family == Family::Bursts { random.range(10, 60) } else { 10 };
     asked.push((rest * period * 1_000, period * MS));
-    let pinned = family == Family::SeveralCpus;
-    let homes: Vec<Option<u32>> =
-        asked.iter().map(|_| pinned.then(|| u32::try_from(random.range(0, cpus - 1)).unwrap())).collect();
+    let mut affinity = || {
+        if !matches!(family, Family::SeveralCpus | Family::WideAffinities) {
+            return None;
+        }
+        let home = random.range(0, cpus - 1);
+        let is_wide = family == Family::WideAffinities && random.range(0, 1) == 0;
+        let other = is_wide.then(|| (home + random.range(1, cpus - 1)) % cpus);
+        Some([home].into_iter().chain(other).collect())
+    };
+    let affinities: Vec<Option<Vec<u64>>> = asked.iter().map(|_| affinity()).collect();
+    let home = |affinity: &Option<Vec<u64>>| affinity.as_ref().map(|cpus| u32::try_from(cpus[0]).unwrap());
+    let homes: Vec<Option<u32>> = affinities.iter().map(home).collect();
     let reserved = |(number, (budget, period)): (u32, &(u64, u64))| {
         Some(Reserved {
             id: ThreadId { pid: 1, tid: 100 + i32::try_from(number).unwrap(), start_time: 1 },
@@ -607,7 +619,7 @@ fn simulate(case: Case, cpus: u64, sets: Vec<Vec<Task>>, rest: u64, mut random: 
             page: None,
             offer: None,
             home: homes[number as usize],
-            pinned: cpus == 1 || pinned,
+            pinned: cpus == 1 || affinities[number as usize].as_ref().is_some_and(|cpus| cpus.len() == 1),
             leased: false,
         })
     };
@@ -631,14 +643,15 @@ fn simulate(case: Case, cpus: u64, sets: Vec<Vec<Task>>, rest: u64, mut random: 
         _ => false,
     };
     let tasks = sets.into_iter().chain([Vec::new()]);
-    let vms = tasks.zip(&asked).zip(&homes).enumerate().map(|(at, ((mut tasks, (_, period)), home))| {
+    let vms = tasks.zip(&asked).zip(&affinities).enumerate().map(|(at, ((mut tasks, (_, period)), affinity))| {
         tasks.iter_mut().for_each(|task| task.work -= SHORT);
         // Only jobs of honest guests are judged.
         let liar = lies(at);
         let rest = if at == last || liar { rest } else { Rest::Nothing };
         let tasks = if liar { Vec::new() } else { tasks };
         let lie = liar.then(|| random.range(0, 3));
-        Vm { lie, home: home.map(|home| home as usize), ..Vm::new(tasks, rest, *period, start) }
+        let allowed = affinity.as_ref().map(|cpus| cpus.iter().map(|cpu| *cpu as usize).collect());
+        Vm { lie, allowed, ..Vm::new(tasks, rest, *period, start) }
     });
     let vms: Vec<Vm> = vms.collect();
     let steps = (family == Family::ClockSteps).then_some((200 * MS, 0));
@@ -740,6 +753,7 @@ families! {
     harmonic_by_slices: Harmonic, Slices, Free, 10, 7_000;
     sporadic_by_slices: SporadicAlone, Slices, Free, 60, 12_500;
     migrating: Migrating, Best, Free, 30, 5_000;
+    wide_affinities: WideAffinities, Best, Free, 30, 12_500;
     sporadic_sum: SporadicSum, Best, Free, 7, 3_000;
 }
 

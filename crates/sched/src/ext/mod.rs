@@ -114,15 +114,7 @@ impl Ext {
     /// the scheduler.
     pub fn assign(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
         self.check()?;
-        if reservations.cpus.len() > 1 {
-            if let Some(vcpu) = reservations.vcpus.iter().find(|vcpu| vcpu.home.is_none()) {
-                return Err(PacerError::Ext(format!(
-                    "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend \
-                     = \"paced\"",
-                    vcpu.vcpu, vcpu.tenant
-                )));
-            }
-        }
+        check_pinned(reservations)?;
         for vcpu in &reservations.vcpus {
             if self.entries.contains_key(&vcpu.id) {
                 continue;
@@ -169,9 +161,32 @@ impl Ext {
     }
 }
 
+/// The scheduler takes each vCPU to be pinned to one CPU. The CPUs for reservations may be fewer than the host's, and a
+/// home CPU pins no vCPU.
+fn check_pinned(reservations: &Reservations) -> Result<(), PacerError> {
+    let free = reservations.vcpus.iter().find(|vcpu| !vcpu.pinned);
+    free.map_or(Ok(()), |vcpu| {
+        Err(PacerError::Ext(format!(
+            "vCPU {} of {} may run on several CPUs; pin it to one (libvirt: vcpupin), or use backend = \"paced\"",
+            vcpu.vcpu, vcpu.tenant
+        )))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::{MS, reservations};
+
+    #[test]
+    fn vcpus_that_may_run_on_several_cpus_are_refused_also_with_a_home() {
+        let mut reservations = reservations(2, 50_000, &[(MS, 10 * MS); 2], true).unwrap();
+        check_pinned(&reservations).unwrap();
+        reservations.vcpus[1].pinned = false;
+        assert!(reservations.vcpus[1].home.is_some());
+        let error = check_pinned(&reservations).unwrap_err().to_string();
+        assert!(error.contains("vCPU 1 of vm may run on several CPUs") && error.contains("vcpupin"), "{error}");
+    }
 
     #[test]
     fn places_are_where_the_scheduler_reads_them() {

@@ -1,5 +1,5 @@
-//! Which vCPU is at which place, and until when: in the order of deadlines if every vCPU stays on one CPU, or else by
-//! slices that all vCPUs share.
+//! Which vCPU is at which place, and until when: in the order of deadlines if every vCPU is pinned to one CPU (or there
+//! is one), or else by slices that all vCPUs share.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::policy::slices::Slices;
 /// How vCPUs are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Planning {
-    /// For each CPU in the order of deadlines if no vCPU migrates, or else by slices.
+    /// For each CPU in the order of deadlines if each vCPU is pinned to one, or there is one; or else by slices.
     #[default]
     Best,
     /// By slices (DP-WRAP), always.
@@ -38,7 +38,8 @@ impl Schedule {
         tally: impl Fn(ThreadId) -> Arc<Tally>,
     ) -> Self {
         let cpus = reservations.cpus.len();
-        let stay = cpus == 1 || reservations.vcpus.iter().all(|vcpu| vcpu.home.is_some());
+        // Nothing keeps a vCPU with a wider affinity on its home: on another CPU it would take the time of that one's.
+        let stay = cpus == 1 || reservations.vcpus.iter().all(|vcpu| vcpu.home.is_some() && vcpu.pinned);
         // Prompt vCPUs are served best by slices, within which the order is free.
         let prompt = cpus == 1 && reservations.vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
         if planning == Planning::Slices || !stay || prompt {

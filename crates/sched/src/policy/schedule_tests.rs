@@ -30,6 +30,17 @@ fn edf_is_used_where_no_vcpu_migrates() {
     assert!(!kind(1, 10 * MS, false, Planning::Slices));
 }
 
+/// The kernel may run such a vCPU on a CPU other than its home, where no slack counts it.
+#[test]
+fn vcpus_that_are_allowed_on_several_cpus_are_planned_by_slices_although_they_have_a_home() {
+    let mut reservations = reservations(3, 50_000, &[(MS, 10 * MS); 4], true).unwrap();
+    for (wide, by_deadline) in [(false, true), (true, false)] {
+        reservations.vcpus[3].pinned = !wide;
+        let schedule = Schedule::new(&reservations, Planning::Best, 0, |_| Arc::default());
+        assert_eq!(matches!(schedule, Schedule::Edf(_)), by_deadline);
+    }
+}
+
 #[test]
 fn a_plan_knows_whether_a_vcpu_may_leave_its_cpu() {
     for (cpus, pinned, wide) in [(1, false, None), (2, true, None), (1, false, Some(1)), (2, true, Some(0))] {
