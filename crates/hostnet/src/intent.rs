@@ -40,6 +40,9 @@ pub struct Intent {
     /// vCPU threads with reserved CPU time, and the policy that they get before the planner manages them.
     #[serde(skip)]
     pub reserved: BTreeMap<ThreadId, Policy>,
+    /// Whether `sched.toml` has back end `deadline`: the kernel's SCHED_DEADLINE keeps vCPUs' budgets.
+    #[serde(skip)]
+    pub deadline_backend: bool,
 }
 
 /// How a NIC is used.
@@ -84,6 +87,7 @@ impl Intent {
             without: config.without.clone(),
             resting: BTreeSet::new(),
             reserved: BTreeMap::new(),
+            deadline_backend: false,
         }
     }
 

@@ -598,6 +598,10 @@ fn bad_rows() -> Vec<(&'static str, Setup)> {
         ("vmm-settings", |_, _| ()),
         ("kvm-upkeep", |inventory, _| (inventory.kvm.clock_sync, inventory.kvm.page_recovery) = (true, true)),
         ("pressure", |inventory, _| inventory.kernel.pressure = true),
+        ("budget-timer", |inventory, intent| {
+            (inventory.kernel.hrtick_dl, intent.deadline_backend) = (Some(false), true);
+        }),
+        ("budget-timer", |inventory, intent| (inventory.kernel.hrtick_dl, intent.deadline_backend) = (None, true)),
         ("lockdown", |inventory, _| inventory.kernel.lockdown = Lockdown::Confidentiality),
         ("conflicts", |inventory, _| beside(inventory, "irqbalance")),
         ("conflicts", |inventory, _| beside(inventory, "tuned")),

@@ -72,6 +72,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     intent.method = method.unwrap_or(intent.method);
     let rests = polling.iter().filter(|nic| !nic.polling);
     intent.resting = rests.filter_map(|nic| Some(inventory.nic(&nic.nic)?.id.ifindex)).collect();
+    intent.deadline_backend = config.sched.backend == BackendKind::Deadline;
     intent.reserved = reserved.map(|reserved| kept(&reserved, &intent.tenants)).unwrap_or_default();
     let (inventory, intent) = as_found(inventory, intent, &originals);
     let stake = RtCounts::of(&intent.tenants, missed.is_none());
@@ -170,7 +171,7 @@ impl RtCounts {
             _ if self.vms + self.containers == 0 => true,
             "veth" => self.containers > 0,
             "kvm" | "vcpu-place" | "vnic-place" | "vmm-place" | "interrupt-context" | "tap-batch" | "halt-poll"
-            | "kvm-upkeep" | "guest-memory" | "vmm-settings" => self.vms > 0,
+            | "kvm-upkeep" | "guest-memory" | "vmm-settings" | "budget-timer" => self.vms > 0,
             _ => true,
         }
     }

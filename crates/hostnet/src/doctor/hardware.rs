@@ -302,6 +302,34 @@ pub(super) fn pressure(inventory: &Inventory) -> Check {
         .remedy("boot with psi=0, where no program reads it (systemd-oomd does)")
 }
 
+/// Where back end `deadline` keeps budgets.
+pub(super) fn budget_timer(inventory: &Inventory, intent: &Intent) -> Check {
+    let (id, title) = ("budget-timer", "a timer ends the budgets of back end `deadline`");
+    let (state, found, remedy) = match inventory.kernel.hrtick_dl {
+        _ if !intent.deadline_backend => return Check::new(id, title, State::Ok, "sched.toml has another back end"),
+        Some(true) => return Check::new(id, title, State::Ok, "HRTICK_DL is on"),
+        Some(false) => (
+            State::Warning,
+            "HRTICK_DL is off: the budget of a SCHED_DEADLINE thread ends at a tick, too early or too late",
+            "echo HRTICK_DL > /sys/kernel/debug/sched/features, after each boot; or choose backend = \"paced\" in \
+             /etc/ontime/sched.toml",
+        ),
+        None => (
+            State::Unknown,
+            "/sys/kernel/debug/sched/features could not be read, or does not have HRTICK_DL",
+            "mount debugfs (mount -t debugfs debugfs /sys/kernel/debug) and run this as root; where the kernel denies \
+             or lacks it, choose backend = \"paced\" in /etc/ontime/sched.toml",
+        ),
+    };
+    Check::new(id, title, state, found)
+        .costs(
+            3_686,
+            "a budget of 3 ms ended after 692 to 6,686 us; with HRTICK_DL after 2,996.5 to 2,997.2 us",
+            "Debian 7.2-rt, emulated, virtual clock",
+        )
+        .remedy(remedy)
+}
+
 pub(super) fn lockdown(inventory: &Inventory) -> Check {
     let (id, title) = ("lockdown", "kernel lockdown");
     match inventory.kernel.lockdown {

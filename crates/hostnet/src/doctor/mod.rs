@@ -210,6 +210,7 @@ pub fn examine(
     checks.push(vmm::settings(problems));
     checks.push(hardware::kvm_upkeep(inventory));
     checks.push(hardware::pressure(inventory));
+    checks.push(hardware::budget_timer(inventory, intent));
     checks.push(hardware::lockdown(inventory));
     checks.push(hardware::conflicts(inventory, intent));
     // A guest cannot read its host's SMIs, so that is not a fault of this host.

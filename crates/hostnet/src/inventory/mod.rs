@@ -71,6 +71,9 @@ pub struct Kernel {
     pub lockdown: Lockdown,
     /// Pressure stall information is available (`/proc/pressure`).
     pub pressure: bool,
+    /// A timer ends the budgets of SCHED_DEADLINE threads (HRTICK_DL in `/sys/kernel/debug/sched/features`), not a
+    /// tick; None if that cannot be read.
+    pub hrtick_dl: Option<bool>,
 }
 
 /// Kernel lockdown (`/sys/kernel/security/lockdown`).

@@ -274,7 +274,17 @@ fn kernel(roots: &Roots) -> Kernel {
         lockdown: lockdown(&read(&roots.sys.join("kernel/security/lockdown")).unwrap_or_default()),
         // kernel/sched/psi.c creates no files if PSI is switched off.
         pressure: roots.proc.join("pressure/cpu").exists(),
+        hrtick_dl: hrtick_dl(&read(&roots.debug.join("sched/features")).unwrap_or_default()),
     }
+}
+
+/// The scheduler's features: `PLACE_LAG NO_HRTICK_DL`.
+fn hrtick_dl(features: &str) -> Option<bool> {
+    features.split_ascii_whitespace().find_map(|feature| match feature {
+        "HRTICK_DL" => Some(true),
+        "NO_HRTICK_DL" => Some(false),
+        _ => None,
+    })
 }
 
 /// The mode in brackets: `none [integrity] confidentiality`.
@@ -332,6 +342,13 @@ fn protections(roots: &Roots, sysctls: &BTreeMap<String, String>) -> Protections
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whether_budgets_end_by_a_timer_is_one_of_the_scheduler_s_features() {
+        assert_eq!(hrtick_dl("PLACE_LAG NO_HRTICK HRTICK_DL TTWU_QUEUE\n"), Some(true));
+        assert_eq!(hrtick_dl("PLACE_LAG HRTICK NO_HRTICK_DL\n"), Some(false));
+        assert_eq!((hrtick_dl(""), hrtick_dl("PLACE_LAG NO_HRTICK\n")), (None, None));
+    }
 
     #[test]
     fn services_are_known_as_they_are_and_as_nixos_wraps_them() {
