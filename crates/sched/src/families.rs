@@ -687,8 +687,8 @@ fn check(case: Case, count: u64, most: u64, worst: u64) {
         assert!(seed < 100 * count, "nearly no set of {family:?} is admitted");
     }
     let told = format!(
-        "{family:?}, {planning:?}, {cost:?}: {late_sets} of {sets} sets have late jobs, {} of {} jobs, by {} us at most (set \
-         {example:?})",
+        "{family:?}, {planning:?}, {cost:?}: {late_sets} of {sets} sets have late jobs, {} of {} jobs, by {} us at \
+         most (set {example:?})",
         all.late,
         all.jobs,
         all.worst / 1_000

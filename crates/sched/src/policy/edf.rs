@@ -579,7 +579,8 @@ impl Server {
     }
 }
 
-/// If the vCPUs of a place need more than this, ns, one of them that runs last may miss its deadline; and its slack, ns.
+/// If the vCPUs of a place need more than this, ns, one of them that runs last may miss its deadline; and the slack of
+/// that one, ns.
 #[derive(Debug, Clone, Copy)]
 struct Limit {
     need: u64,
@@ -998,7 +999,7 @@ impl EdfCpu {
     /// those of them that would miss their deadlines if the others of them ran first.
     ///
     /// A vCPU's limit is at least what all up to it need, and those with the same deadline. So those that do not reach
-    /// to a vCPU do not exceed its limit. Their need only grows from one vCPU to the next, so each limit is passed once.
+    /// to a vCPU do not exceed its limit. Their need only grows from one vCPU to the next: each limit is passed once.
     fn find_order_within(&mut self) {
         let soonest = self.doubt_delay_min();
         let Self { servers, by_deadline, limits, .. } = self;
