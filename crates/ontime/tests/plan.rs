@@ -126,6 +126,37 @@ fn a_vcpu_that_no_slack_covers_is_not_hidden_by_another() {
     assert!(out.contains("a period of a is too short for any slack to cover that"), "{out}");
 }
 
+/// The other tenant's jobs come at any time as well, but the vCPU has no others.
+#[test]
+fn what_covers_jobs_that_come_at_any_time_beside_others_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.toml");
+    let alone = "[[tenant]]\nname = \"b\"\nrta = [{ slice = \"1ms\", period = \"10ms\", sporadic = true }]\n";
+    let note = |long: &str, copies: u32| {
+        let file = format!(
+            "[host]\ncpus = 4\n[[tenant]]\nname = \"a\"\ncopies = {copies}\nvcpus = 1\nrta = [{{ slice = \"1ms\", \
+             period = \"10ms\", sporadic = true }}, {{ slice = \"4ms\", period = \"{long}\" }}]\n{alone}"
+        );
+        std::fs::write(&path, file).unwrap();
+        let said = json(path.to_str().unwrap(), &[]);
+        let notes: Vec<String> = said["notes"].as_array().unwrap().iter().map(|n| n.as_str().unwrap().into()).collect();
+        let mut about = notes.into_iter().filter(|note| note.contains("at any time"));
+        let note = about.next().unwrap_or_default();
+        assert_eq!(about.next(), None);
+        (note, said["tenants"].clone())
+    };
+    let (text, tenants) = note("40ms", 2);
+    let [time, period] = [0, 1].map(|at| tenants[0]["vcpus"][0]["covering_ns"]["budget"][at].as_u64().unwrap());
+    assert!(period == 5_000_000 && (1_000_000..2_000_000).contains(&time), "{tenants}");
+    assert!(text.starts_with("a-1, vCPU 0: ") && text.contains("with 2 ms in each 10 ms some"), "{text}");
+    assert!(text.contains("ms in each 5 ms (0.20") && text.contains(" CPUs in place of 0.200)"), "{text}");
+    assert!(text.contains("more such vCPUs: 1;"), "{text}");
+    assert!(tenants[2]["vcpus"].as_array().unwrap().iter().all(|vcpu| vcpu["covering_ns"].is_null()), "{tenants}");
+    let (text, tenants) = note("200ms", 1);
+    assert_eq!(tenants[0]["vcpus"][0]["covering_ns"], "nothing");
+    assert!(text.contains("no budget keeps them: give each such RTA a vCPU of its own"), "{text}");
+}
+
 #[test]
 fn the_picture_is_well_formed_and_says_simulation() {
     let dir = tempfile::tempdir().unwrap();

@@ -83,8 +83,21 @@ pub(super) struct VcpuReport {
     pub rtas: usize,
     /// Under Ontime, in ns.
     pub budget_ns: (u64, u64),
+    /// What has to be reserved where the host runs vCPUs in the order of deadlines, in ns, if that is not `budget_ns`:
+    /// jobs of one of the RTAs arrive at any time beside others.
+    pub covering_ns: Option<Covering>,
     /// Under PRM, in ns; none if there is no such interface.
     pub prm_ns: Option<(u64, u64)>,
+}
+
+/// What keeps the deadlines of jobs that arrive at any time beside others of their vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Covering {
+    /// This (time, period), in ns.
+    Budget(u64, u64),
+    /// No budget.
+    Nothing,
 }
 
 /// The results of compositional analysis, as in RT-Xen.
@@ -275,7 +288,7 @@ fn refusal_text(plan: &PlanFile, there: &[(usize, Vcpu)], refusal: Refusal) -> S
 
 /// The whole report without simulations.
 pub(super) fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTenant>) -> Report {
-    let mut known = Interfaces::new();
+    let mut known = Known::default();
     let tenants: Vec<TenantReport> = plan.tenants.iter().map(|tenant| tenant_report(tenant, &mut known)).collect();
     let name = |index: usize| plan.tenants.get(index).map_or_else(String::new, |tenant| tenant.name.clone());
     let reserve = plan.kept().as_f64();
@@ -294,7 +307,7 @@ pub(super) fn report(plan: &PlanFile, placed: &[Placed], refused: Vec<RefusedTen
         hosts: placed.iter().map(host).collect(),
         refused,
         compositional: compositional(&tenants, unit(&plan.tenants)),
-        notes: notes(plan),
+        notes: notes(plan).into_iter().chain(not_covered(&tenants)).collect(),
         tenants,
     }
 }
@@ -307,10 +320,28 @@ fn unit(tenants: &[Tenant]) -> Nanos {
     Nanos(units.into_iter().find(|unit| times().all(|time| time.0 % unit == 0)).unwrap_or(1))
 }
 
-/// The PRM interfaces found so far, by the vCPU's tasks: copies of a tenant have the same.
-type Interfaces = HashMap<Vec<Task>, Option<Task>>;
+/// What was found so far: copies of a tenant have the same.
+#[derive(Default)]
+struct Known {
+    /// The PRM interfaces, by the vCPU's tasks.
+    interfaces: HashMap<Vec<Task>, Option<Task>>,
+    /// What covers jobs that arrive at any time, by slice and period of the vCPU's RTAs, and its slack.
+    covering: HashMap<(Vec<(Nanos, Nanos)>, Nanos), Covering>,
+}
 
-fn tenant_report(tenant: &Tenant, known: &mut Interfaces) -> TenantReport {
+impl Known {
+    /// None where the budget is enough.
+    fn covering(&mut self, vcpu: &Vcpu) -> Option<Covering> {
+        if vcpu.rtas().len() < 2 || !vcpu.sporadic() {
+            return None;
+        }
+        let rtas = vcpu.rtas().iter().map(|rta| (rta.slice(), rta.period())).collect();
+        let find = || vcpu.covering_budget().map_or(Covering::Nothing, |(time, of)| Covering::Budget(time.0, of.0));
+        Some(*self.covering.entry((rtas, vcpu.slack())).or_insert_with(find))
+    }
+}
+
+fn tenant_report(tenant: &Tenant, known: &mut Known) -> TenantReport {
     let unit = unit(std::slice::from_ref(tenant));
     let vcpus: Vec<VcpuReport> = tenant.vcpus.iter().map(|vcpu| vcpu_report(vcpu, unit, known)).collect();
     TenantReport {
@@ -323,7 +354,7 @@ fn tenant_report(tenant: &Tenant, known: &mut Interfaces) -> TenantReport {
     }
 }
 
-fn vcpu_report(vcpu: &Vcpu, unit: Nanos, known: &mut Interfaces) -> VcpuReport {
+fn vcpu_report(vcpu: &Vcpu, unit: Nanos, known: &mut Known) -> VcpuReport {
     let tasks: Vec<Task> = vcpu
         .rtas()
         .iter()
@@ -331,10 +362,11 @@ fn vcpu_report(vcpu: &Vcpu, unit: Nanos, known: &mut Interfaces) -> VcpuReport {
         .collect();
     let (budget, period) = vcpu.budget().unwrap_or_default();
     let rtas = tasks.len();
-    let found = *known.entry(tasks).or_insert_with_key(|tasks| compositional::prm(tasks));
+    let found = *known.interfaces.entry(tasks).or_insert_with_key(|tasks| compositional::prm(tasks));
     VcpuReport {
         rtas,
         budget_ns: (budget.0, period.0),
+        covering_ns: known.covering(vcpu),
         prm_ns: found.map(|found| (found.budget * unit.0, found.period * unit.0)),
     }
 }
@@ -373,6 +405,37 @@ fn notes(plan: &PlanFile) -> Vec<String> {
     );
     let bound = bound.unwrap_or_default();
     vec![format!("{whose}: a deadline less than 250 us from another's may be missed, by less than {bound}; {remedy}")]
+}
+
+/// A note about the first vCPU whose budget does not keep all deadlines, because jobs arrive at any time beside others.
+fn not_covered(tenants: &[TenantReport]) -> Option<String> {
+    let vcpus = tenants
+        .iter()
+        .flat_map(|tenant| (0_u32..).zip(&tenant.vcpus).map(move |(number, vcpu)| (tenant, number, vcpu)));
+    let mut lacking = vcpus.filter_map(|(tenant, number, vcpu)| Some((tenant, number, vcpu, vcpu.covering_ns?)));
+    let (tenant, number, vcpu, covering) = lacking.next()?;
+    let pair = |(us, period): (u64, u64)| format!("{} in each {}", Nanos::from_micros(us), Nanos(period));
+    let (budget, of) = vcpu.budget_ns;
+    let cpus = |(time, period): (u64, u64)| time as f64 / period as f64;
+    let remedy = match covering {
+        Covering::Budget(time, period) => format!(
+            "to keep them, reserve {} ({:.3} CPUs in place of {:.3}), or give each such RTA a vCPU of its own",
+            pair((time.div_ceil(1_000), period)),
+            cpus((time, period)),
+            cpus(vcpu.budget_ns)
+        ),
+        Covering::Nothing => "no budget keeps them: give each such RTA a vCPU of its own".to_owned(),
+    };
+    let more = match lacking.count() {
+        0 => String::new(),
+        more => format!(" (more such vCPUs: {more}; see `covering_ns` in --json)"),
+    };
+    Some(format!(
+        "{}, vCPU {number}: jobs of a sporadic RTA come at any time beside those of other RTAs, so with {} some of \
+         their deadlines may be missed; {remedy}{more}",
+        tenant.name,
+        pair((budget / 1_000, of))
+    ))
 }
 
 /// Simulates a host.
