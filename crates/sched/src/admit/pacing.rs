@@ -58,12 +58,14 @@ struct Served {
     period: Nanos,
     publishes: bool,
     leased: bool,
+    pinned: bool,
 }
 
 impl From<&Reserved> for Served {
     fn from(vcpu: &Reserved) -> Self {
         let name = format!("vCPU {} of {}", vcpu.vcpu, vcpu.tenant);
-        Self { name, period: vcpu.period, publishes: vcpu.page.is_some(), leased: vcpu.leased }
+        let &Reserved { period, leased, pinned, .. } = vcpu;
+        Self { name, period, publishes: vcpu.page.is_some(), leased, pinned }
     }
 }
 
@@ -142,7 +144,7 @@ fn groups<'a>(pacing: Pacing, cpus: &[u32], vcpus: &'a [Served], homes: &[Option
     };
     let each = (0_u32..).zip(cpus).map(|(at, cpu)| Group { cpu: Some((at, *cpu)), cpus: 1, alone, vcpus: on(at) });
     let mut groups: Vec<Group> = each.filter(|_| pacing == Pacing::Best).collect();
-    let migrate = !alone && homes.iter().take(vcpus.len()).any(Option::is_none);
+    let migrate = !alone && vcpus.iter().zip(homes).any(|(vcpu, home)| home.is_none() || !vcpu.pinned);
     // As `Schedule::new` decides: also where a vCPU with such a period publishes deadlines.
     let may_be_prompt = alone && vcpus.iter().any(|vcpu| vcpu.period.0 <= PROMPT);
     let by_slices = pacing == Pacing::Slices || migrate || may_be_prompt;
@@ -303,7 +305,7 @@ mod tests {
             page: None,
             offer: None,
             home: None,
-            pinned: false,
+            pinned: true,
             leased: false,
         }
     }
@@ -343,6 +345,16 @@ mod tests {
         let prompt = [vcpu(0, 60, 500), vcpu(1, 9_000, 20_000)];
         assert_eq!(said(Pacing::Best, &[0], &prompt, &[None, None]), None);
         assert_eq!(at_home(&on(Pacing::Best, &[0]), &prompt[..0], None), Bandwidth::ZERO);
+    }
+
+    #[test]
+    fn slices_count_where_a_vcpu_has_a_home_and_may_run_elsewhere() {
+        let mut set: Vec<Reserved> = (0..20).map(|number| vcpu(number, 300, 5_000 + u64::from(number))).collect();
+        let homes: Vec<Option<u32>> = (0..20).map(|number| Some(number % 4)).collect();
+        assert_eq!(said(Pacing::Best, &[0, 1, 2, 3], &set, &homes), None);
+        set[7].pinned = false;
+        let why = said(Pacing::Best, &[0, 1, 2, 3], &set, &homes).unwrap();
+        assert!(why.contains("slices a second") && why.contains("of all CPUs"), "{why}");
     }
 
     #[test]
