@@ -475,6 +475,7 @@ mod tests {
         kernel.release = format!("6.12.48+deb13-{}", "rt".repeat(25));
         (kernel.version, kernel.realtime, kernel.threaded_irqs) = ((6, 12), false, false);
         (kernel.lockdown, kernel.pressure) = (Lockdown::Confidentiality, true);
+        (kernel.hrtick_dl, intent.deadline_backend) = (None, true);
         let state =
             |number: u32| IdleState { name: format!("C{number}"), latency_us: Some(133), enabled_on: cpus("0-63") };
         inventory.cpus.idle_states = (1..9).map(state).collect();

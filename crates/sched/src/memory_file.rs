@@ -20,15 +20,22 @@ pub fn is_memory(file: impl AsFd) -> bool {
 const CLOSING: usize = 64;
 type Closing = Box<dyn Send>;
 
-/// Closes a file of a VM's memory in a thread of its own (`ontime-close`, at the policy of the first caller: no
-/// real-time thread calls this). If nothing else has the file open, that frees the memory, for a large VM in seconds.
-/// Without a thread, or if too many files wait, it is closed here.
+/// Closes a file of a VM's memory in a thread of its own (`ontime-close`, at the policy of the first caller, which is
+/// no real-time thread, and nice 0 at the least: freeing memory comes before no other work). If nothing else has the
+/// file open, that frees the memory, for a large VM in seconds. Without a thread, or if too many files wait, it is
+/// closed here.
 pub fn close_elsewhere(file: impl Send + 'static) {
     static CLOSER: OnceLock<Option<SyncSender<Closing>>> = OnceLock::new();
     let start = || {
         let (give, take) = sync_channel::<Closing>(CLOSING);
         let thread = std::thread::Builder::new().name("ontime-close".to_owned()).stack_size(64 * 1024);
-        thread.spawn(move || take.into_iter().for_each(drop)).ok().map(|_| give)
+        let serve = move || {
+            if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < 0) {
+                let _ = rustix::process::setpriority_process(None, 0);
+            }
+            take.into_iter().for_each(drop);
+        };
+        thread.spawn(serve).ok().map(|_| give)
     };
     if let Some(closer) = CLOSER.get_or_init(start) {
         if let Err(TrySendError::Full(here) | TrySendError::Disconnected(here)) = closer.try_send(Box::new(file)) {

@@ -13,7 +13,7 @@
 //! | `ontime-http` | SCHED_OTHER, nice as main | HTTP on the Unix socket | epoll (tokio) |
 //! | `ontime-metrics` | SCHED_OTHER, nice 0 | metrics over TCP (`metrics::listener`) | epoll (tokio) |
 //! | `ontime-guest` | SCHED_OTHER, nice -20 | receives from a device process (`guests::receiver`) | poll |
-//! | `ontime-close` | SCHED_OTHER, nice 0; in `sched` as main at its start | closes files of others | futex |
+//! | `ontime-close` | SCHED_OTHER, nice 0 | closes files of others | futex |
 //! | `ontime-ask` | SCHED_OTHER, nice as main, which waits for it | asks a QEMU's monitor (`tenants::qmp`) | poll |
 //! | `ontime-life` | FIFO base + 6 (56) | nothing; shows the guardian that the daemon lives (`life`) | read of a pipe |
 //! | guardian (a process) | FIFO base + 6 (56) | restores protections when the daemon dies | poll of two pipes |
