@@ -3,9 +3,9 @@
 //! are labelled wherever they are shown.
 //!
 //! In: methods and a duration. Out: a [`MethodResult`] per method: missed deadlines from the applications' own logs,
-//! the reserved bandwidth, what a job takes of the CPU, and in the notes the CPU time of the pacers. What a job takes
-//! with a method, less what it takes with [`FLOOR`], is what the method's scheduling costs beyond the floor: the
-//! applications compute the same.
+//! the reserved bandwidth, what a job takes of the CPU, and in the notes the CPU time of the pacers. What a job takes,
+//! less what it computes, is the cost of all scheduling, of host and guest together. Its floor is that cost with
+//! [`FLOOR`].
 
 use std::process::ExitCode;
 
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::error::MeasureError;
 use crate::experiments::{Emulated, Experiment, Measured, Methods, Output, command};
+use crate::goals::Figure::Own;
 use crate::goals::{GoalSpec, goal, idle};
 use crate::host::{Host, Site};
 use crate::paper::Figures;
@@ -42,6 +43,12 @@ const DECLARED_US: u64 = 400;
 const DELAY_US: u64 = 12_000_000;
 /// Maximum of checks, half a second apart, until all applications are admitted.
 const LOOKS: u32 = 60;
+/// So many checks one after the other find the same bandwidth once all are admitted: applications of a VM ask in turn.
+const SAME_LOOKS: u32 = 4;
+/// The cost of all scheduling is to be this many times the floor at most. Jobs of different VMs overlap.
+const FLOOR_TIMES: f64 = 3.0;
+/// Name of that cost in results.
+const SCHEDULING: &str = "a-job-scheduling";
 
 /// What to measure on one emulated host.
 #[derive(Debug, Clone)]
@@ -98,15 +105,18 @@ fn measure_method(
 ) -> Result<MethodResult, MeasureError> {
     let all: Vec<Vec<Order>> = groups.iter().enumerate().map(|(vm, rta)| orders(method, vm, *rta, seconds)).collect();
     let line = |orders: &Vec<Order>| orders.iter().map(Order::line).collect::<Vec<_>>().join("; ");
+    let sent = uptime(host)?;
     guests.send_lines(host, &all.iter().map(line).collect::<Vec<_>>())?;
     // Without the module guests reserve nothing on the host.
     let held = if matches!(method, "vanilla" | FLOOR) { None } else { Some(admitted(host, guests, groups)?) };
     guests::bulk_threads(host, true)?;
+    let stretch = Stretch::new(sent, seconds);
     let mut run = || -> Result<_, MeasureError> {
-        // By then all applications have started, and none has ended.
-        host.shell(&format!("sleep {}", DELAY_US / 1_000_000))?;
+        let wait = stretch.begin - uptime(host)?;
+        let in_time = wait >= 0.0;
+        host.shell(&format!("sleep {:.2}", wait.max(0.0)))?;
         let (before, spent) = (host.cpu_time()?, guests.spent(host)?);
-        host.shell(&format!("sleep {}", (seconds / 2).max(1)))?;
+        host.shell(&format!("sleep {:.2}", stretch.length))?;
         let a_job = guests.spent(host)?.a_job_since(&spent, jobs_a_second(groups), host.cpus);
         let after = host.cpu_time()?;
         let (mut rtas, mut logs) = (Vec::new(), Vec::<Log>::new());
@@ -116,20 +126,56 @@ fn measure_method(
                 rtas.push(order.rta);
             }
         }
-        Ok((before, after, a_job, rtas, logs))
+        Ok((before, after, (in_time, a_job), rtas, logs))
     };
     let ran = run();
     guests::bulk_threads(host, false)?;
-    let (before, after, a_job, rtas, logs) = ran?;
+    let (before, after, (in_time, a_job), rtas, logs) = ran?;
     let mut result = without_requests(host, method, METHODS.description(method), after.share_since(&before, host.cpus));
     result.notes.extend(pacers(&before, &after, "while all applications had jobs"));
-    summarise(&mut result, &rtas, &logs, held, guests.declared_cpus() * groups.len() as f64);
-    if let Some((taken, vcpus)) = a_job {
-        let metric = |(key, us)| Metric::number(key, Unit::Us, us);
-        result.metrics.extend([("a-job", taken), ("a-job-vcpus", vcpus)].map(metric));
-        result.notes.push(format!("a job took {taken:.1} us of the CPU, {vcpus:.1} us of them its vCPU"));
+    let reserved = held.as_ref().map(|held| held.cpus);
+    summarise(&mut result, &rtas, &logs, reserved, guests.declared_cpus() * groups.len() as f64);
+    if !in_time || held.is_some_and(|held| held.since - sent > stretch.starts) {
+        result.notes.push(format!(
+            "what a job takes is not known: {seconds} s of jobs are too short for a time in which all applications \
+             have jobs, because the last ones were admitted late; give `--seconds` a higher number"
+        ));
+    } else if let Some((taken, vcpus)) = a_job {
+        let computes = work_a_job(groups);
+        let figures =
+            [("a-job", taken), ("a-job-vcpus", vcpus), ("a-job-computes", computes), (SCHEDULING, taken - computes)];
+        result.metrics.extend(figures.map(|(key, us)| Metric::number(key, Unit::Us, us)));
+        result.notes.push(format!(
+            "a job took {taken:.1} us of the CPU, {vcpus:.1} us of them its vCPU; it computes for {computes:.1} us, so \
+             all scheduling, of host and guest, took {:.1} us",
+            taken - computes
+        ));
     }
     Ok(result)
+}
+
+/// The host's uptime, s.
+fn uptime(host: &mut Host) -> Result<f64, MeasureError> {
+    let said = host.shell("cut -d ' ' -f 1 /proc/uptime")?;
+    said.trim().parse().map_err(|_| MeasureError::Accounting(said))
+}
+
+/// When what a job takes is measured: all applications have started by then, and none has ended.
+struct Stretch {
+    /// Within this time of the orders all applications have to start, s.
+    starts: f64,
+    /// The host's uptime at the begin, s.
+    begin: f64,
+    /// Its length, s: a quarter of the time in which an application has jobs, because commands in the host take time.
+    length: f64,
+}
+
+impl Stretch {
+    /// For orders that were sent at this uptime of the host.
+    fn new(sent: f64, seconds: u32) -> Self {
+        let starts = f64::from(seconds) / 2.0;
+        Self { starts, begin: sent + DELAY_US as f64 / 1e6 + starts, length: f64::from(seconds) / 4.0 }
+    }
 }
 
 /// How many jobs all applications have in a second.
@@ -137,18 +183,54 @@ fn jobs_a_second(groups: &[Rta]) -> f64 {
     groups.iter().map(|rta| COPIES as f64 * 1e6 / rta.period_us as f64).sum()
 }
 
-/// Waits until the bandwidth of all applications is reserved. Returns the last reading, CPUs.
-fn admitted(host: &mut Host, guests: &Guests, groups: &[Rta]) -> Result<f64, MeasureError> {
+/// How long a job computes, us: the mean of all jobs.
+fn work_a_job(groups: &[Rta]) -> f64 {
+    let cpus: f64 = groups.iter().map(|rta| rta.bandwidth() * COPIES as f64).sum();
+    cpus * WORK_PERCENT as f64 / 100.0 * 1e6 / jobs_a_second(groups)
+}
+
+/// The bandwidth that is reserved for applications.
+struct Held {
+    /// In CPUs.
+    cpus: f64,
+    /// The host's uptime when it had become so much, s.
+    since: f64,
+}
+
+/// Waits until the bandwidth of all applications is reserved: all VMs have asked, what is reserved is what they need at
+/// least, and it does not change any more. Returns the last reading.
+fn admitted(host: &mut Host, guests: &Guests, groups: &[Rta]) -> Result<Held, MeasureError> {
     let needed: f64 = groups.iter().map(|rta| rta.bandwidth() * COPIES as f64).sum();
-    let mut held = 0.0;
+    let (mut held, mut same) = (Held { cpus: 0.0, since: 0.0 }, 0);
     for _ in 0..LOOKS {
-        held = Reservations::look(host)?.beyond_declared(guests);
-        if held >= needed * 0.999 {
+        let look = Reservations::look(host)?;
+        let cpus = look.beyond_declared(guests);
+        if (cpus - held.cpus).abs() < 1e-6 {
+            same += 1;
+        } else {
+            (held, same) = (Held { cpus, since: uptime(host)? }, 1);
+        }
+        if same >= SAME_LOOKS && look.asking() >= groups.len() && cpus >= needed * 0.999 {
             break;
         }
         host.shell("sleep 0.5")?;
     }
     Ok(held)
+}
+
+/// Notes the cost of all scheduling beside the floor, if both were measured.
+fn compare_with_floor(results: &mut [MethodResult]) {
+    let Some(floor) = results.iter().find(|result| result.method == FLOOR).and_then(|floor| floor.number(SCHEDULING))
+    else {
+        return;
+    };
+    for result in results.iter_mut().filter(|result| result.method != FLOOR) {
+        let Some(cost) = result.number(SCHEDULING) else { continue };
+        result.notes.push(format!(
+            "all scheduling took {cost:.1} us a job, {:.2} times the floor of {floor:.1} us ({FLOOR})",
+            cost / floor
+        ));
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -181,7 +263,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
-    let found = args.emulated.measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
+    let mut found = args.emulated.measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
+    compare_with_floor(&mut found.results);
     ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(
         "the emulated host: {}, {} VMs with a vCPU and {} applications each, slices the paper's divided by {}, so that \
@@ -228,6 +311,12 @@ impl Experiment for Scale {
         vec![
             goal("misses", "paced: no deadline of a hundred applications is missed (RTVirt: none as 10 VMs with 10)")
                 .missed(idle("paced")),
+            goal(
+                "scheduling",
+                "paced: all scheduling costs at most 3 times the floor (plain FIFO without pacers; jobs overlap)",
+            )
+            .of(Own(SCHEDULING), idle("paced"), idle(FLOOR))
+            .at_most(FLOOR_TIMES),
         ]
     }
 }
@@ -243,6 +332,8 @@ mod tests {
         let needed: f64 = groups.iter().map(|rta| rta.bandwidth() * COPIES as f64).sum();
         let declared = DECLARED_US as f64 / guests::DECLARED_PERIOD_US as f64 * groups.len() as f64;
         assert!((0.6..0.75).contains(&(needed + declared)), "{needed} {declared}");
+        // A job's mean slice is 0.6 ms.
+        assert!((290.0..310.0).contains(&work_a_job(&groups)), "{}", work_a_job(&groups));
         assert!((780.0..800.0).contains(&jobs_a_second(&groups)), "{}", jobs_a_second(&groups));
         let orders = orders("paced", 3, groups[0], 10);
         assert_eq!(orders.len(), COPIES);

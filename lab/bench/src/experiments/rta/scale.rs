@@ -221,17 +221,10 @@ pub(super) fn table(all: &[Scaled]) -> String {
     });
     // us in the paper's 100 s.
     row("the paper: schedule(), of a CPU", &|of| number::percent(of.paper.schedule / 100e6));
-    row("the paper: in all, of a CPU", &|of| format!("{} %", of.paper.percent));
+    row("the paper: with switches, of a CPU", &|of| format!("{} %", of.paper.percent));
     for of in all {
-        let half = of.paper.percent / 200.0;
-        let verdict = if of.planning() <= half && of.missed == 0 { "met" } else { "NOT MET" };
-        let _ = writeln!(
-            text,
-            "[{verdict}] {}: no miss, the planner at most {} of a CPU: half of the paper's overhead, whose switches \
-             are not in ours",
-            of.scenario.description(),
-            number::percent(half)
-        );
+        let verdict = if of.missed == 0 { "met" } else { "NOT MET" };
+        let _ = writeln!(text, "[{verdict}] {}: no job is late", of.scenario.description());
     }
     text
 }
