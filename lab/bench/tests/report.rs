@@ -290,7 +290,11 @@ fn metrics(experiment: &str, place: usize) -> Vec<Metric> {
         "rta-periodic" | "rta-sporadic" | "rta-scale" | "video" => {
             let of =
                 |part: &str| ["slice", "period", "worst"].map(|key| number(key, Unit::Us, 23_456.0).of(part)).to_vec();
-            jobs().into_iter().chain((0..12).flat_map(|app| of(&format!("vm{app}, application {app}")))).collect()
+            let a_job = ["a-job", "a-job-vcpus", "a-job-computes", "a-job-scheduling"];
+            let a_job =
+                a_job.map(|key| number(key, Unit::Us, 1_234.5)).into_iter().filter(|_| experiment == "rta-scale");
+            let applications = (0..12).flat_map(|app| of(&format!("vm{app}, application {app}")));
+            jobs().into_iter().chain(a_job).chain(applications).collect()
         }
         "guest-cyclictest" => {
             ["host-p99", "host-max", "ordinary-p99", "ordinary-max"].map(|key| number(key, Unit::Us, 12_345.6)).to_vec()
