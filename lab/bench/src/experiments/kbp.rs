@@ -23,10 +23,10 @@ use crate::host::{BULK_VMS, Host, PlannedHost, size};
 use crate::hours::{self, Hours};
 use crate::paced::{Pace, Paced};
 use crate::progress::progress;
-use crate::schema::{Clock, Load, MethodResult, Metric, Unit};
+use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server::{self, Net, PlacedServer, ServerPlace};
 use crate::trial::{self, CaseResults, Requests, SETTLED, Trial};
-use crate::wire::{self, RtFlow};
+use crate::wire::{self, RtFlow, WireAnalysis};
 use crate::workload::{self, Workload};
 
 /// The methods: no settings; the paper's tuned baseline; Ontime without polling; KBP with the kernel's polling; the
@@ -281,14 +281,20 @@ fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     host.cut(&capture, from, &cut)?;
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;
-    let span = wire.span_ns.map_or(0, |(first, last)| last - first);
-    // Frames of the first instant come before the span.
-    let first = if host.clock == Clock::Virtual { Pace::of(load.rate).burst } else { 1 };
-    if requests <= first || span == 0 {
+    let Some(at_wire) = rate_at_wire(&wire, host.pace(load)) else {
         return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said: "nothing was captured".to_owned() });
-    }
+    };
     let answered = wire.counts.counted + wire.counts.batched;
-    Ok(((requests - first) as f64 * 1e9 / span as f64, requests - answered))
+    Ok((at_wire, requests - answered))
+}
+
+/// Frames per second from the first frame on the wire to the last. The frames of the first instant come before that
+/// span: one, or a whole burst where the emulator releases the frames by `pace`. `None` if no time passed.
+fn rate_at_wire(wire: &WireAnalysis, pace: Option<Pace>) -> Option<f64> {
+    let first = pace.map_or(1, |pace| pace.burst);
+    let later = wire.counts.requests.checked_sub(first).filter(|&later| later > 0)?;
+    let (from, to) = wire.span_ns.filter(|(from, to)| from < to)?;
+    Some(later as f64 * 1e9 / (to - from) as f64)
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -459,6 +465,7 @@ impl Experiment for Kbp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WireCounts;
 
     #[test]
     fn the_search_finds_the_highest_rate_without_loss() {
@@ -493,6 +500,20 @@ mod tests {
         assert_eq!(found(|rate| rate > 1_300.0), ["no-loss", "lossy", "trials", "frames-each"]);
         // No goal uses this metric.
         assert_eq!(found(|_| false), ["no-loss-at-least", "trials", "frames-each"]);
+    }
+
+    #[test]
+    fn a_rate_leaves_out_the_frames_of_the_first_instant() {
+        let counts = WireCounts { requests: 404, ..WireCounts::default() };
+        let wire = |span_ns| WireAnalysis { counts, span_ns, ..WireAnalysis::default() };
+        let (second, pace) = (Some((5, 1_000_000_005)), Some(Pace::of(4_000.0)));
+        // Clients inside, or a real clock: one frame after the other. Outside, the emulator releases four at a time.
+        assert_eq!(rate_at_wire(&wire(second), None), Some(403.0));
+        assert_eq!(rate_at_wire(&wire(second), pace), Some(400.0));
+        assert_eq!(rate_at_wire(&wire(Some((5, 5))), None), None);
+        assert_eq!(rate_at_wire(&wire(None), None), None);
+        let one_burst = WireAnalysis { counts: WireCounts { requests: 4, ..counts }, ..wire(second) };
+        assert_eq!(rate_at_wire(&one_burst, pace), None);
     }
 
     #[test]

@@ -346,6 +346,12 @@ impl Host {
         self.paced_while(load, &mut || ControlFlow::Continue(()))
     }
 
+    /// The pace at which the emulator releases the datagrams of this load at the RT NIC. `None` if clients send them at
+    /// their times: on a real clock, or from inside the emulated machine.
+    pub(crate) fn pace(&self, load: &Paced) -> Option<Pace> {
+        (self.clock == Clock::Virtual && !self.client_cpu).then(|| Pace::of(load.rate))
+    }
+
     /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
     pub(crate) fn paced_while(
         &mut self,
@@ -354,8 +360,9 @@ impl Host {
     ) -> Result<(), MeasureError> {
         load.check()?;
         self.needs_clients_outside("a load of no certain end")?;
-        self.release_every(Some(Pace::of(load.rate).every_us))?;
-        let nic = (self.clock == Clock::Virtual).then(|| self.capture("rt"));
+        let pace = self.pace(load);
+        self.release_every(pace.map(|pace| pace.every_us))?;
+        let nic = pace.map(|_| self.capture("rt"));
         let sent = self.send_paced(load, nic.as_deref(), go_on);
         self.release_every(None)?;
         sent
