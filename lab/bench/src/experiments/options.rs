@@ -47,9 +47,18 @@ pub(crate) struct Emulated {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) product: Product,
+    /// Whether the host has no clients at all ([`Self::without_clients`])
+    #[arg(skip)]
+    pub(crate) no_clients: bool,
 }
 
 impl Emulated {
+    /// The same host for an experiment that sends nothing to it. On the virtual clock, time then jumps while the host
+    /// is idle, and the captures stay empty.
+    pub(crate) fn without_clients(&self) -> Self {
+        Self { no_clients: true, ..self.clone() }
+    }
+
     /// Measures on this host, in separate namespaces. `with_module` if guests need the module.
     pub(crate) fn measure<T>(
         &self,
@@ -69,7 +78,9 @@ impl Emulated {
     pub(crate) fn machine(&self) -> Machine {
         let mut machine = host::machine(self.clock, self.kernel);
         machine.cpus = self.cpus.unwrap_or(machine.cpus);
-        if self.client_cpu {
+        if self.no_clients && self.clock == Clock::Virtual {
+            machine.clients = Clients::None;
+        } else if self.client_cpu {
             machine.clients = Clients::OwnCpu;
         }
         machine.silence_seconds = self.silence;
@@ -523,6 +534,9 @@ mod tests {
         }
         let words = |words: &[&str]| options_of::<Emulated>(words).unwrap().cpus_in_words();
         assert_eq!([words(&[]), words(&["--cpus", "4", "--client-cpu"])], ["one CPU", "4 CPUs"]);
+        let clients = |words: &[&str]| options_of::<Emulated>(words).unwrap().without_clients().machine().clients;
+        assert_eq!([clients(&[]), clients(&["--client-cpu"])], [Clients::None; 2]);
+        assert_eq!(clients(&["--clock", "real"]), Clients::Outside);
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),

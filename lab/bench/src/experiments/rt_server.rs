@@ -333,7 +333,8 @@ struct Args {
 impl Args {
     fn emulated(&self, kernel: Kernel) -> Emulated {
         let Self { clock, cpus, client_cpu, silence, .. } = *self;
-        Emulated { clock, cpus, client_cpu, kernel, silence, out: self.out.clone(), product: self.product.clone() }
+        let (out, product) = (self.out.clone(), self.product.clone());
+        Emulated { clock, cpus, client_cpu, kernel, silence, out, product, no_clients: false }
     }
 }
 

@@ -102,6 +102,7 @@ fn results(scenario: &Scenario, args: &RunArgs) -> anyhow::Result<CaseResults> {
         silence: args.silence,
         out: args.out.clone(),
         product: args.product.clone(),
+        no_clients: false,
     };
     emulated.machine().check()?;
     emulated.measure(false, |site, images| {

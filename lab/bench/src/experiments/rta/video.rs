@@ -343,7 +343,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let args = &Asked { methods, ..args.clone() };
-    let found = args.emulated.measure(true, |site, images| measure(args, &figures, &site, images))?;
+    let found = args.emulated.without_clients().measure(true, |site, images| measure(args, &figures, &site, images))?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
