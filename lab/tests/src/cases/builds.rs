@@ -115,8 +115,16 @@ pub(crate) fn a_vcpu_with_a_pending_interrupt_runs_first(test: &Outside) -> Resu
     Ok(())
 }
 
-/// An RT request takes at most 1 % more instructions than in the stored run. `ONTIME_BLESS=1` stores this run. Where
-/// the host's kernel is another than the stored run's, nothing is compared, and the figures say so.
+/// By how many percent an RT request may take more instructions than in the stored run: 308 of its 51,287
+/// (outsourcing), 342 of 57,052. 500 more are too many also where a run has [`BETWEEN_RUNS`] fewer than the stored one.
+const GROWTH: &str = "0.6";
+/// The largest difference of two runs so far, instructions of the median request.
+#[cfg(test)]
+const BETWEEN_RUNS: f64 = 128.0;
+
+/// An RT request takes at most [`GROWTH`] more instructions than in the stored run. `ONTIME_BLESS=1` stores this run.
+/// Where the host's kernel is another than the stored run's, nothing is compared: the figures say so, and the test
+/// fails if `CI` is set.
 pub(crate) fn rt_requests_do_not_grow(test: &Outside) -> Result<()> {
     let baseline = test.tree().join("lab/bench/path-baseline.json");
     let mut bench = test.lab(&["bench", "path", "--method", "partitioned,outsourcing", "--requests", "60"]);
@@ -126,12 +134,15 @@ pub(crate) fn rt_requests_do_not_grow(test: &Outside) -> Result<()> {
         test.run(bench.arg("--json").arg(&file))?.expect(0)?;
         return store(&file, &baseline);
     }
-    let ended = test.run(bench.args(["--tolerance", "1", "--baseline"]).arg(&baseline))?;
+    let ended = test.run(bench.args(["--tolerance", GROWTH, "--baseline"]).arg(&baseline))?;
     let shown = |line: &&str| line.contains("; instructions: median ") || line.contains("; the baseline: Linux ");
     ended.said.lines().filter(shown).try_for_each(|line| test.note(format_args!("figures: {}", line.trim())))?;
-    let is_other_kernel = ended.status == 3 && ended.said.contains("; the baseline: Linux ");
-    ensure!(ended.status == 0 || is_other_kernel, "{}: {}", ended.status, ended.said);
-    Ok(())
+    if ended.status != 3 || !ended.said.contains("; the baseline: Linux ") {
+        return ended.expect(0).map(drop);
+    }
+    let message = "NOTHING COMPARED: the stored run is of another kernel; store this kernel's by ONTIME_BLESS=1";
+    ensure!(variable("CI", "").is_empty(), message);
+    test.note(format_args!("figures: {message}"))
 }
 
 /// Functions with fewer instructions a request than this are not stored: together they have 4 % of all.
@@ -215,4 +226,23 @@ fn number(name: &str, default: &str) -> Result<u64> {
 
 fn text(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is no text", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_of_500_instructions_more_is_too_long() {
+        let stored = include_str!("../../../bench/path-baseline.json");
+        let stored: Value = serde_json::from_str(stored).unwrap();
+        let methods = stored["methods"].as_array().unwrap();
+        let medians = methods.iter().map(|of| (of["method"].as_str().unwrap(), of["median"].as_f64().unwrap()));
+        let medians: Vec<_> = medians.collect();
+        assert_eq!(medians.iter().map(|(method, _)| *method).collect::<Vec<_>>(), ["partitioned", "outsourcing"]);
+        for (method, median) in medians {
+            let limit = median * GROWTH.parse::<f64>().unwrap() / 100.0;
+            assert!(limit < 500.0 - BETWEEN_RUNS && limit > BETWEEN_RUNS, "{method}: {limit} instructions");
+        }
+    }
 }
