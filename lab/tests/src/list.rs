@@ -79,6 +79,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "pods_have_what_each_reserves", inside: Some(pods::pods), ..TEST },
     Test {
         name: "a_reused_thread_number_is_not_left_changed",
+        host: Host { cpus: Some(2), ..HOST },
         outside: builds::a_reused_thread_number_is_not_left_changed,
         ..TEST
     },
@@ -92,7 +93,6 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test { name: "status_and_files_come_back", outside: laboratory::status_and_files_come_back, ..TEST },
     Test { name: "a_timeout_is_reported", outside: laboratory::a_timeout_is_reported, ..TEST },
     Test { name: "a_panic_is_reported", outside: laboratory::a_panic_is_reported, ..TEST },
-    Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },
     Test { name: "an_interrupted_lab_leaves_nothing", outside: laboratory::an_interrupted_lab_leaves_nothing, ..TEST },
     Test { name: "a_full_disk_is_reported", outside: laboratory::a_full_disk_is_reported, ..TEST },
     Test {
@@ -102,8 +102,8 @@ pub(crate) const EVERYDAY: &[Test] = &[
     },
 ];
 
-/// Tests that are long or need a build of their own (`make thorough`: about an hour). All have the virtual clock. Where
-/// several emulated CPUs run side by side (real clock), a host with guests may hang by the emulator's fault
+/// Tests that are long, need a build of their own, or have the real clock (`make thorough`: about an hour). No test has
+/// guests on the real clock, where several emulated CPUs run side by side: such a host may hang by the emulator's fault
 /// (CONTRIBUTING.md).
 pub(crate) const BY_NAME: &[Test] = &[
     Test { name: "guest_sockets_are_the_hosts", outside: builds::guest_sockets_are_the_hosts, ..TEST },
@@ -220,6 +220,7 @@ pub(crate) const BY_NAME: &[Test] = &[
         host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), clients: Clients::Outside, ..HOST },
         ..TEST
     },
+    Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },
 ];
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {

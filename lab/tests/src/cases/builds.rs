@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use ontime_lab::Kernel;
 use ontime_lab::images::Images;
 use ontime_lab::module::GUEST;
 use ontime_lab::role::Role;
-use ontime_lab::{Clock, Kernel};
 use serde_json::Value;
 
 use crate::emulated::{HOST, Host, variable};
@@ -74,8 +74,8 @@ pub(crate) fn a_reused_thread_number_is_not_left_changed(test: &Outside) -> Resu
     };
     let program = built.lines().filter_map(executable).next_back().context("cargo built no test 'reuse'")?;
     copy(&program, &test.files()?.join("reuse"))?;
-    let host = Host { clock: Clock::Real, cpus: Some(2), ..HOST };
-    let said = test.run(&mut test.lab_run(&host, Some(test.dir()), &["/lab/reuse", "--nocapture"]))?.expect(0)?;
+    let said =
+        test.run(&mut test.lab_run(&test.host(), Some(test.dir()), &["/lab/reuse", "--nocapture"]))?.expect(0)?;
     // The whole line has the test's name before it, and ends with what it has counted.
     let placed = said.lines().find_map(|line| {
         let figures = line.get(line.find("placed ")?..)?;
