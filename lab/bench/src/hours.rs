@@ -2,8 +2,8 @@
 //!
 //! In: a [`Paced`] rate and a duration, on the clock of the host under test. Out: a [`MethodResult`]. The memory use
 //! does not grow with the duration: it holds packets of the last two [`PATIENCE_NS`], and a counter for each response
-//! time that occurred, in whole us, so that percentiles are exact. The parts of the captures that were read are given
-//! back to the file system.
+//! time that occurred, in steps of the capture's time stamps or of [`FINEST_NS`]. The parts of the captures that were
+//! read are given back to the file system.
 //!
 //! The reader is a separate thread. A thread that reads and sends would send late whenever it evaluates, and the
 //! datagrams with which it catches up would wait for each other.
@@ -34,8 +34,8 @@ use crate::workload::Workload;
 /// A request without reply after this time is lost, ns of the host's clock. It is longer than the delay of all queues
 /// on the way, at any rate that is useful for hours.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
-/// Resolution of response times, ns: the time stamps of an emulated host are not finer.
-const GRAIN_NS: u64 = 1_000;
+/// Finest step of response times, ns. Nanoseconds would take memory for too many different times.
+const FINEST_NS: u64 = 100;
 /// Real time between two reads of the captures.
 const LOOK: Duration = Duration::from_millis(200);
 /// Real time between two progress messages.
@@ -120,6 +120,7 @@ impl Hours<'_> {
 
     fn result(&self, host: &Host, cpu_share: Option<f64>, read: Reader) -> MethodResult {
         let Reader { rolling, captures, .. } = read;
+        let step = number::significant(rolling.step_ns as f64 / 1e3);
         let (wire, times, slowest) = rolling.finish();
         let mut result =
             MethodResult::new(&Run { load: self.load, wire: &wire, cpu_share, ..host.run(self.case, self.label) });
@@ -127,7 +128,7 @@ impl Hours<'_> {
         result.counted(&times, max_at_s);
         result.notes.push(format!(
             "judged while the capture grew: a request without reply for {} s of the host's clock is lost; response \
-             times are counted in whole us",
+             times are counted in steps of {step} us",
             PATIENCE_NS / 1_000_000_000
         ));
         let kept = captures.iter().filter_map(|of| Some((&of.path, of.refused.as_ref()?)));
@@ -196,7 +197,9 @@ impl Reader {
     fn open(captures: &[PathBuf; 2], flow: RtFlow) -> Result<Self, MeasureError> {
         let [rt, bulk] = captures;
         let captures = [ReadCapture::open(rt)?, ReadCapture::open(bulk)?];
-        Ok(Self { tail: Tail::open_at_end(rt)?, rolling: Rolling::new(flow), captures })
+        let tail = Tail::open_at_end(rt)?;
+        let rolling = Rolling::new(flow, tail.resolution_ns().unwrap_or_default());
+        Ok(Self { tail, rolling, captures })
     }
 
     /// Reads until the sender sets `stop`, and then once more.
@@ -246,6 +249,8 @@ struct Rolling {
     /// Counters. Response times are in `times`.
     wire: WireAnalysis,
     times: Tally,
+    /// Response times are rounded up to multiples of this, ns.
+    step_ns: u64,
     slowest: Option<Exchange>,
     phases: Phases,
     /// Bytes of an unfinished packet.
@@ -254,13 +259,15 @@ struct Rolling {
 }
 
 impl Rolling {
-    fn new(flow: RtFlow) -> Self {
+    /// For a capture whose time stamps have this resolution.
+    fn new(flow: RtFlow, resolution_ns: u64) -> Self {
         Self {
             monitor: Monitor::new(flow),
             first_ns: None,
             judged_ns: 0,
             wire: WireAnalysis::default(),
             times: Tally::default(),
+            step_ns: resolution_ns.max(FINEST_NS),
             slowest: None,
             phases: Phases::default(),
             pending: 0,
@@ -297,7 +304,7 @@ impl Rolling {
             self.wire.span_ns = Some((self.wire.span_ns.map_or(first, |(first, _)| first), last));
         }
         for exchange in part.exchanges {
-            self.times.take(exchange.latency_ns.next_multiple_of(GRAIN_NS));
+            self.times.take(exchange.latency_ns.next_multiple_of(self.step_ns));
             self.phases.take(exchange.at_ns);
             if self.slowest.is_none_or(|slowest| exchange.latency_ns > slowest.latency_ns) {
                 self.slowest = Some(exchange);
@@ -387,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_long_run_is_judged_as_a_whole_capture_and_holds_the_last_seconds_only() {
-        let mut rolling = Rolling::new(RtFlow::new(PORT));
+        let mut rolling = Rolling::new(RtFlow::new(PORT), 1_000);
         let (mut most, mut whole) = (0, Vec::new());
         let mut late: Vec<(u64, u64)> = Vec::new();
         // 100 s with a request every 10 ms. Every 1,000th has no reply; one reply comes after 6 s, another after 15 s.
@@ -424,14 +431,17 @@ mod tests {
     }
 
     #[test]
-    fn finer_stamps_are_counted_in_whole_us_and_never_flattered() {
-        let mut rolling = Rolling::new(RtFlow::new(PORT));
-        for (at_ns, data) in [(0, request(1)), (50_001, reply(1)), (90_000, request(2)), (139_999, reply(2))] {
-            rolling.record(&Record { at_ns, wire_len: 64, data: &data });
+    fn times_are_counted_in_steps_of_the_stamps_and_never_flattered() {
+        // Stamps of an emulator with one CPU; of one with several, or of hardware.
+        for (resolution_ns, counted) in [(1_000, [(50_000, 1), (51_000, 1)]), (1, [(50_000, 1), (50_100, 1)])] {
+            let mut rolling = Rolling::new(RtFlow::new(PORT), resolution_ns);
+            for (at_ns, data) in [(0, request(1)), (50_001, reply(1)), (90_000, request(2)), (139_999, reply(2))] {
+                rolling.record(&Record { at_ns, wire_len: 64, data: &data });
+            }
+            let (_, times, slowest) = rolling.finish();
+            assert_eq!(times.values().collect::<Vec<_>>(), counted);
+            assert_eq!(slowest.map(|of| of.latency_ns), Some(50_001));
         }
-        let (_, times, slowest) = rolling.finish();
-        assert_eq!(times.values().collect::<Vec<_>>(), [(50_000, 1), (51_000, 1)]);
-        assert_eq!(slowest.map(|of| of.latency_ns), Some(50_001));
     }
 
     #[test]

@@ -39,6 +39,7 @@ const BUILD: &[(&str, &str)] = &[
     ),
     ("patches/0008-serial-port-stops.patch", include_str!("emulator/patches/0008-serial-port-stops.patch")),
     ("patches/0009-icount-log.patch", include_str!("emulator/patches/0009-icount-log.patch")),
+    ("patches/0010-dump-nanoseconds.patch", include_str!("emulator/patches/0010-dump-nanoseconds.patch")),
     ("version", include_str!("emulator/version")),
 ];
 
