@@ -40,6 +40,7 @@ const BUILD: &[(&str, &str)] = &[
     ("patches/0008-serial-port-stops.patch", include_str!("emulator/patches/0008-serial-port-stops.patch")),
     ("patches/0009-icount-log.patch", include_str!("emulator/patches/0009-icount-log.patch")),
     ("patches/0010-dump-nanoseconds.patch", include_str!("emulator/patches/0010-dump-nanoseconds.patch")),
+    ("patches/0011-e1000e-missed-packets.patch", include_str!("emulator/patches/0011-e1000e-missed-packets.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

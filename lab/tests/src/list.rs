@@ -4,8 +4,8 @@ use ontime_lab::{Clients, Kernel};
 
 use crate::cases::{
     builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
-    hotplug, laboratory, levels, lockdown, napi_wait, napi_weight, path, pending, podman, pods, qdiscs, reservations,
-    tenants, trace, traffic, twin, vmm,
+    hotplug, laboratory, levels, lockdown, missed, napi_wait, napi_weight, path, pending, podman, pods, qdiscs,
+    reservations, tenants, trace, traffic, twin, vmm,
 };
 use crate::emulated::{HOST, Host};
 use crate::test::{TEST, Test};
@@ -193,6 +193,12 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
         host: Host { clients: Clients::OwnCpu, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "frames_without_a_buffer_are_counted",
+        inside: Some(missed::missed),
+        host: Host { clients: Clients::OwnCpu, instruction: 1, ..HOST },
         ..TEST
     },
     Test {

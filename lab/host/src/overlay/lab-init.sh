@@ -41,6 +41,8 @@ if [ -n "$clients" ]; then
     for nic in rt:10.1.0.1 bulk:10.2.0.1; do
         ip link set "${nic%:*}" netns clients
         ip -n clients address add "${nic#*:}/24" dev "${nic%:*}"
+        # As many buffers as the NIC can have: frames that the clients miss are no loss of the host.
+        ip netns exec clients ethtool -G "${nic%:*}" rx 4096
         ip -n clients link set "${nic%:*}" up
         # What the emulator makes of a TCP packet to be divided are IP fragments.
         ip netns exec clients ethtool -K "${nic%:*}" tso off

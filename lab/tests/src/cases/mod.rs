@@ -16,6 +16,7 @@ pub(crate) mod hotplug;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
 pub(crate) mod lockdown;
+pub(crate) mod missed;
 pub(crate) mod napi_wait;
 pub(crate) mod napi_weight;
 pub(crate) mod on_demand;
