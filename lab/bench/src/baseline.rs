@@ -294,7 +294,7 @@ fn slower(new: &[HistogramBin], old: &[HistogramBin], tolerance: Tolerance) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{CLIENTS_INSIDE, Clock, Load, Run, SCHEMA_VERSION};
+    use crate::schema::{CLIENTS_INSIDE, Clock, LINK, Load, Run, SCHEMA_VERSION};
     use crate::wire::{Exchange, WireAnalysis};
 
     /// A result with these response times, us.
@@ -470,8 +470,12 @@ mod tests {
         );
         let mut inside = result("partitioned", 1, usual());
         inside.notes.push(CLIENTS_INSIDE.to_owned());
-        let comparison = compared(vec![inside], vec![result("partitioned", 1, usual())], "5");
+        let comparison = compared(vec![inside.clone()], vec![result("partitioned", 1, usual())], "5");
         assert!(comparison.compared == 0 && comparison.left_out[0].contains("CPUs: 1, clients inside; the baseline"));
+        let mut linked = inside.clone();
+        linked.notes.push(format!("{LINK}1gbit,5us,256"));
+        let comparison = compared(vec![linked], vec![inside], "5");
+        assert!(comparison.left_out[0].contains("clients inside, link 1gbit,5us,256; the baseline"), "{comparison:?}");
         // Neither is a case that was not measured, nor one without response times, passed over in silence.
         let times = |method| result(method, 1, usual());
         let rate = |method| result(method, 1, []);

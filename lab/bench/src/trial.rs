@@ -202,16 +202,18 @@ pub(crate) fn stretch<const N: usize>(
     host.stamp_arrivals(true)?;
     let from = captures.map(|path| size(&path));
     let (on_clients, before, missed) = (host.clients_cpu()?, host.cpu_time()?, host.missed());
+    let link = host.link_losses()?;
     let asked = ask(host);
     let after = host.cpu_time()?;
     let complaints = host.clients_cpu()?.complaints(&on_clients);
+    let link = host.link_losses()?.notes(&link);
     host.stamp_arrivals(false)?;
     if let Some(flood) = flood {
         flood.stop(host)?;
     }
     asked?;
     host.catch_up()?;
-    let notes = host.notes(missed).into_iter().chain(complaints).collect();
+    let notes = host.notes(missed).into_iter().chain(complaints).chain(link).collect();
     Ok(Stretch { from, cpu_share: after.share_since(&before, host.cpus), notes })
 }
 

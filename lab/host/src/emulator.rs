@@ -41,6 +41,7 @@ const BUILD: &[(&str, &str)] = &[
     ("patches/0009-icount-log.patch", include_str!("emulator/patches/0009-icount-log.patch")),
     ("patches/0010-dump-nanoseconds.patch", include_str!("emulator/patches/0010-dump-nanoseconds.patch")),
     ("patches/0011-e1000e-missed-packets.patch", include_str!("emulator/patches/0011-e1000e-missed-packets.patch")),
+    ("patches/0012-filter-link.patch", include_str!("emulator/patches/0012-filter-link.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

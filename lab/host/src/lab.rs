@@ -16,6 +16,7 @@ use crate::error::{LabError, file, tail};
 use crate::events::EVENTS;
 use crate::images::{Images, OVERLAY};
 use crate::isolate;
+use crate::link::{self, Link, Way};
 use crate::monitor::{InstructionLog, Monitor};
 use crate::network;
 use crate::qemu::{Clients, Clock, Console, Machine, RELEASE, capture};
@@ -97,6 +98,7 @@ pub struct Lab {
     time_stops: bool,
     /// The interval at which arrivals at the RT NIC are released, us; none if they are not held back.
     release_us: Option<u32>,
+    link: Option<Link>,
     silence: Duration,
     next: u64,
     /// Keeps other labs from using the directory.
@@ -168,6 +170,7 @@ impl Lab {
             takes_turns: machine.takes_turns(),
             time_stops: machine.time_stops(),
             release_us: machine.releases_arrivals().then_some(machine.release_us),
+            link: machine.link,
             silence: Duration::from_secs(machine.silence_seconds),
             next: 0,
             _lock: None,
@@ -333,6 +336,22 @@ impl Lab {
         let path = format!("/objects/{RELEASE}");
         let arguments = serde_json::json!({ "path": path, "property": property, "value": value });
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
+    }
+
+    /// Frames that the link of a NIC (`rt` or `bulk`) has dropped so far. 0 without a link.
+    ///
+    /// # Errors
+    /// The emulator's file cannot be read.
+    pub fn dropped(&self, nic: &str, way: Way) -> Result<u64, LabError> {
+        if self.link.is_none() {
+            return Ok(0);
+        }
+        link::dropped(nic, way, &self.dir)
+    }
+
+    /// The link of each NIC.
+    pub fn link(&self) -> Option<Link> {
+        self.link
     }
 
     /// Opens a log of every instruction of the host and its guests, to this pipe; it is off at first. While it is open,

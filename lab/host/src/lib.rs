@@ -9,7 +9,8 @@
 //!   CPUs from Debian's source; [`cache`] stores both by content.
 //! - [`module`] builds the kernel modules for the lab, once for each state of their sources.
 //! - [`isolate`] puts the whole lab into separate namespaces, so that nothing stays behind.
-//! - [`network`] makes the taps and addresses of the clients' side; [`qemu`] builds the emulator's command line.
+//! - [`network`] makes the taps and addresses of the clients' side; [`Link`] is the link to clients inside; [`qemu`]
+//!   builds the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
 //! - [`clients`] tells what else ran on the clients' CPU.
 //! - [`InstructionLog`] makes the emulator log every instruction; [`events`] finds where two runs part.
@@ -27,6 +28,7 @@ pub mod images;
 pub mod isolate;
 mod kernel;
 mod lab;
+mod link;
 pub mod module;
 mod monitor;
 pub mod network;
@@ -36,5 +38,6 @@ pub mod role;
 pub use error::LabError;
 pub use kernel::Kernel;
 pub use lab::{Lab, Outcome, Programs};
+pub use link::{Link, Way};
 pub use monitor::InstructionLog;
 pub use qemu::{Clients, Clock, Console, Machine};

@@ -10,6 +10,7 @@ use crate::error::LabError;
 use crate::events::{EVENTS, Turns};
 use crate::images::Images;
 use crate::kernel::Kernel;
+use crate::link::{Link, Way};
 use crate::network::{BULK_TAP, RT_TAP};
 
 /// Default virtual time per instruction, ns, as a power of two: 4 ns.
@@ -102,6 +103,8 @@ pub struct Machine {
     pub release_us: u32,
     /// The clients' side.
     pub clients: Clients,
+    /// The link of each NIC to clients that have a CPU of their own; without one, a frame arrives when it is sent.
+    pub link: Option<Link>,
     /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
     /// never isolated.
     pub isolated_cpus: u8,
@@ -130,6 +133,7 @@ impl Machine {
             icount_shift: ICOUNT_SHIFT,
             release_us: RELEASE_US,
             clients: Clients::Outside,
+            link: None,
             isolated_cpus: 0,
             events: None,
         }
@@ -149,6 +153,10 @@ impl Machine {
         if !(least..=most).contains(&self.cpus) {
             let beside = if self.has_client_cpu() { ", beside the clients' own" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
+        }
+        if self.link.is_some() && !self.has_client_cpu() {
+            let said = "--link is in the host's time, between the host and clients inside; add --client-cpu";
+            return Err(LabError::Machine(said.into()));
         }
         if self.events.is_some() && (self.clock == Clock::Real || self.emulated_cpus() == 1) {
             let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --client-cpu";
@@ -274,6 +282,10 @@ impl Machine {
                 line.option("-object", &filter);
             }
             line.option("-device", &device(nic, 0));
+            // Before the capture, which stamps frames when they arrive at the host's NIC and when they leave it.
+            for (link, way) in self.link.iter().flat_map(|link| Way::ALL.map(|way| (link, way))) {
+                line.option("-object", &link.options(nic, way, dir));
+            }
             let capture = at(&format!("{nic}.pcap"));
             line.option("-object", &format!("filter-dump,id={nic}-dump,netdev={nic},file={capture},maxlen={bytes}"));
             if self.has_client_cpu() {
@@ -401,6 +413,23 @@ mod tests {
         assert!(machine.check().unwrap_err().to_string().contains("--events"));
         let real = Machine { cpus: 2, events: machine.events, ..Machine::new(Clock::Real, Kernel::Rt72) };
         assert!(real.check().unwrap_err().to_string().contains("--events"));
+    }
+
+    #[test]
+    fn a_link_is_before_the_capture_and_only_to_clients_inside() {
+        let link = Some("1gbit,5us,256".parse().unwrap());
+        let outside = Machine { link, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        assert!(outside.check().unwrap_err().to_string().contains("--link"));
+        let inside = Machine { clients: Clients::OwnCpu, ..outside };
+        assert!(inside.check().is_ok());
+        let line = inside.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/d/initrd")).join(" ");
+        for nic in ["rt", "bulk"] {
+            let place = |object: String| line.find(&object).unwrap_or_else(|| panic!("{object}: {line}"));
+            let links = ["tx", "rx"].map(|way| place(format!("id=link-{nic}-{way},netdev={nic},queue={way}")));
+            assert!(links.iter().all(|at| *at < place(format!("filter-dump,id={nic}-dump"))), "{line}");
+        }
+        let without = Machine { link: None, ..inside };
+        assert!(!without.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/i")).join(" ").contains("link"));
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub(crate) struct Host {
     pub(crate) cpus: Option<u8>,
     /// The clients' side. Without one, time that the host only waits for passes at once.
     pub(crate) clients: Clients,
+    /// The link to clients on a CPU of their own.
+    pub(crate) link: Option<&'static str>,
     /// Whether the emulator logs what enters the CPUs.
     pub(crate) events: bool,
     /// Time of an instruction on the virtual clock, ns.
@@ -37,6 +39,7 @@ pub(crate) const HOST: Host = Host {
     clock: Clock::Virtual,
     cpus: None,
     clients: Clients::None,
+    link: None,
     events: false,
     instruction: 4,
     host_module: false,
@@ -66,6 +69,7 @@ impl Host {
             ("--clock", Some(clock.to_owned())),
             ("--cpus", self.cpus.map(|cpus| cpus.to_string())),
             ("--instruction", Some(self.instruction.to_string())),
+            ("--link", self.link.map(str::to_owned)),
             ("--client", self.client.map(str::to_owned)),
             ("--append", self.append.map(str::to_owned)),
             ("--timeout", Some(self.timeout.to_string())),

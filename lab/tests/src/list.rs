@@ -4,7 +4,7 @@ use ontime_lab::{Clients, Kernel};
 
 use crate::cases::{
     builds, busypoll, cap, clients, cpus, deadlines, deadlines_vcpus, degraded, determinism, device, host_poll,
-    hotplug, laboratory, levels, lockdown, missed, napi_wait, napi_weight, path, pending, podman, pods, qdiscs,
+    hotplug, laboratory, levels, link, lockdown, missed, napi_wait, napi_weight, path, pending, podman, pods, qdiscs,
     reservations, tenants, trace, traffic, twin, vmm,
 };
 use crate::emulated::{HOST, Host};
@@ -193,6 +193,13 @@ pub(crate) const BY_NAME: &[Test] = &[
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
         host: Host { clients: Clients::OwnCpu, ..HOST },
+        ..TEST
+    },
+    Test {
+        name: "a_link_has_its_rate_and_its_delay",
+        inside: Some(link::link),
+        host: Host { clients: Clients::OwnCpu, link: Some(link::LINK), instruction: 1, ..HOST },
+        outside: link::a_link_has_its_rate_and_its_delay,
         ..TEST
     },
     Test {

@@ -221,13 +221,18 @@ impl Outside {
         self.inside_of(&self.host)
     }
 
-    /// Runs the test's inner half in this emulated host.
-    pub(crate) fn inside_of(&self, host: &Host) -> Result<()> {
-        self.inside_in(host, &self.dir)
+    /// As [`Self::inside`]; returns the output of the inner half and of the emulated host.
+    pub(crate) fn inside_says(&self) -> Result<String> {
+        self.inside_in(&self.host, &self.dir)
     }
 
-    /// The same with its files in `dir`.
-    pub(crate) fn inside_in(&self, host: &Host, dir: &Path) -> Result<()> {
+    /// Runs the test's inner half in this emulated host.
+    pub(crate) fn inside_of(&self, host: &Host) -> Result<()> {
+        self.inside_in(host, &self.dir).map(drop)
+    }
+
+    /// The same with its files in `dir`; returns what was said.
+    pub(crate) fn inside_in(&self, host: &Host, dir: &Path) -> Result<String> {
         ensure!(self.has_inside, "{} has nothing to run in the emulated host", self.name);
         let files = dir.join("files");
         fs::create_dir_all(&files).with_context(|| format!("making {}", files.display()))?;
@@ -239,7 +244,7 @@ impl Outside {
         let mut command = self.lab_run(host, Some(dir), &["env"]);
         let ended = self.run(command.args(host.variables()).args(["sh", "-c", &script]))?;
         ensure!(ended.status == 0, "in the emulated host it ended with {}", ended.status);
-        Ok(())
+        Ok(ended.said)
     }
 }
 

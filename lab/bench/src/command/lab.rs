@@ -12,7 +12,7 @@ use ontime_lab::agent::Stream;
 use ontime_lab::events::{self, Turns};
 use ontime_lab::images::Images;
 use ontime_lab::module::{self, GUEST, HOST};
-use ontime_lab::{Clients, Clock, Console, Kernel, Lab, LabError, Machine, agent, isolate};
+use ontime_lab::{Clients, Clock, Console, Kernel, Lab, LabError, Link, Machine, Way, agent, isolate};
 
 use super::product::Product;
 use crate::client_side::Order;
@@ -72,6 +72,10 @@ pub(crate) struct MachineArgs {
     /// idle, which takes a fraction of the time
     #[arg(long, conflicts_with = "client_cpu")]
     no_clients: bool,
+    /// The link of each NIC to the clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and
+    /// the most frames that wait; more are dropped and counted
+    #[arg(long, value_name = "RATE,DELAY,PACKETS")]
+    link: Option<Link>,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab
     /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
@@ -125,11 +129,12 @@ pub(crate) struct Run {
 }
 
 /// Options that a scenario's file decides on.
-const SET_BY_SCENARIO: [&str; 14] = [
+const SET_BY_SCENARIO: [&str; 15] = [
     "clock",
     "cpus",
     "client_cpu",
     "no_clients",
+    "link",
     "instruction",
     "kernel",
     "memory",
@@ -254,6 +259,7 @@ fn machine(host: &MachineArgs, console: Console) -> Machine {
         (_, true) => Clients::None,
         _ => Clients::Outside,
     };
+    machine.link = host.link;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
     machine.kernel_arguments.clone_from(&host.kernel_arguments);
@@ -290,8 +296,9 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
         };
     });
     drop(client);
-    match status {
-        Ok(status) => {
+    match status.and_then(|status| link_losses(&lab).map(|losses| (status, losses))) {
+        Ok((status, losses)) => {
+            losses.iter().for_each(progress);
             if let Err(error) = lab.power_off() {
                 return failed(error, dir);
             }
@@ -302,6 +309,16 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
             failed(error, dir)
         }
     }
+}
+
+/// Lines that tell what the links have dropped; none without a link.
+fn link_losses(lab: &Lab) -> Result<Vec<String>, LabError> {
+    let Some(link) = lab.link() else { return Ok(Vec::new()) };
+    let tell = |(nic, way): (&str, Way)| {
+        let dropped = lab.dropped(nic, way)?;
+        Ok(format!("link {link} of {nic}0: {dropped} frames dropped {}", way.description()))
+    };
+    ["rt", "bulk"].into_iter().flat_map(|nic| Way::ALL.map(|way| (nic, way))).map(tell).collect()
 }
 
 /// The clients' side of a run; dropping it ends its shell. Processes that the shell started end with the lab's

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use ontime_cli::{CRITICAL, Exit, OK, WARNING, print_stderr, usage};
 use ontime_lab::images::Images;
-use ontime_lab::{Clients, Clock, Kernel, Machine, isolate};
+use ontime_lab::{Clients, Clock, Kernel, Link, Machine, isolate};
 
 use super::find;
 use crate::baseline::{self, Comparison, Tolerance};
@@ -50,6 +50,9 @@ pub(crate) struct Emulated {
     /// Whether the host has no clients at all ([`Self::without_clients`])
     #[arg(skip)]
     pub(crate) no_clients: bool,
+    /// The link to clients inside, for experiments with this option
+    #[arg(skip)]
+    pub(crate) link: Option<Link>,
 }
 
 impl Emulated {
@@ -83,6 +86,7 @@ impl Emulated {
         } else if self.client_cpu {
             machine.clients = Clients::OwnCpu;
         }
+        machine.link = self.link;
         machine.silence_seconds = self.silence;
         machine
     }

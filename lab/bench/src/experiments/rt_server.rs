@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use ontime_cli::{print_stderr, usage};
-use ontime_lab::{Clock, Kernel, isolate};
+use ontime_lab::{Clock, Kernel, Link, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -293,6 +293,10 @@ struct Args {
     /// clock)
     #[arg(long)]
     client_cpu: bool,
+    /// The link of each NIC to clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and the
+    /// most frames that wait; more are dropped and counted
+    #[arg(long, value_name = "RATE,DELAY,PACKETS", conflicts_with = "hardware")]
+    link: Option<Link>,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
     #[arg(id = "kernel", long = "kernel", default_value = "7.2-rt", value_delimiter = ',')]
     kernels: Vec<Kernel>,
@@ -332,9 +336,9 @@ struct Args {
 
 impl Args {
     fn emulated(&self, kernel: Kernel) -> Emulated {
-        let Self { clock, cpus, client_cpu, silence, .. } = *self;
+        let Self { clock, cpus, client_cpu, silence, link, .. } = *self;
         let (out, product) = (self.out.clone(), self.product.clone());
-        Emulated { clock, cpus, client_cpu, kernel, silence, out, product, no_clients: false }
+        Emulated { clock, cpus, client_cpu, kernel, silence, out, product, no_clients: false, link }
     }
 }
 
@@ -522,6 +526,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
     }
     line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
     line.extend(args.client_cpu.then(|| "--client-cpu".to_owned()));
+    line.extend(args.link.map(|link| format!("--link={link}")));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
         line.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
@@ -831,6 +836,7 @@ mod tests {
             clock: Clock::Virtual,
             cpus: None,
             client_cpu: false,
+            link: None,
             kernels: vec![Kernel::Rt72],
             requests: 1,
             seed: 1,

@@ -103,6 +103,7 @@ fn results(scenario: &Scenario, args: &RunArgs) -> anyhow::Result<CaseResults> {
         out: args.out.clone(),
         product: args.product.clone(),
         no_clients: false,
+        link: None,
     };
     emulated.machine().check()?;
     emulated.measure(false, |site, images| {

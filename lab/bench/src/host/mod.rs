@@ -4,9 +4,10 @@
 //! CPU use. On an emulated host, VMs are started as a user would start them (QEMU, vhost-net, bridges). A real host
 //! ([`crate::hardware`]) has VMs of its owner. An experiment does not depend on the kind of host, except where it
 //! changes the host's inside: for that it calls [`Host::lab`]. `site` describes the host before it starts; `cpu` reads
-//! CPU time.
+//! CPU time, `link` what the link to clients inside has dropped.
 
 mod cpu;
+mod link;
 mod site;
 
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ use ontime_lab::network::RT_TAP;
 use ontime_lab::{Lab, LabError};
 
 pub(crate) use self::cpu::CpuTime;
+use self::link::LinkLosses;
 pub(crate) use self::site::{BULK_VMS, PlannedHost, RT_VM, Site, Vm, boot_vm, machine};
 use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
@@ -404,6 +406,14 @@ impl Host {
         }
         let cpu = self.cpus;
         Ok(Reading::parse(&self.ask(clients::READ)?, cpu))
+    }
+
+    /// The link to clients inside, and what it has dropped so far.
+    pub(crate) fn link_losses(&self) -> Result<LinkLosses, MeasureError> {
+        match &self.kind {
+            HostKind::Lab(lab) => Ok(LinkLosses::read(lab)?),
+            HostKind::Real(_) => Ok(LinkLosses::default()),
+        }
     }
 
     /// CPU time used by everything except the lab's own spinner, and the host's uptime.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::condition::{Clock, Load, kernel_series};
 pub use self::metric::{JOBS, LATE, LATE_OVER, MISSED, Metric, REFUSED, Unit, Value};
-pub(crate) use self::result::CLIENTS_INSIDE;
+pub(crate) use self::result::{CLIENTS_INSIDE, LINK};
 pub use self::result::{Distribution, HistogramBin, MethodResult};
 pub use self::run::Run;
 

@@ -11,6 +11,9 @@ use crate::wire::WireCounts;
 pub(crate) const CLIENTS_INSIDE: &str =
     "the clients' side is a CPU of the emulated machine: its load is in the host's time";
 
+/// Beginning of a note of results with a link between the host and clients inside; the link follows.
+pub(crate) const LINK: &str = "link of each NIC (rate, delay, frames that may wait): ";
+
 /// One method under one condition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -65,8 +68,10 @@ impl MethodResult {
     pub(crate) fn conditions(&self) -> String {
         let inside = self.notes.iter().any(|note| note == CLIENTS_INSIDE);
         let clients = if inside { "inside" } else { "outside" };
+        let link = self.notes.iter().find_map(|note| note.strip_prefix(LINK));
+        let link = link.map_or_else(String::new, |link| format!(", link {link}"));
         let (series, clock) = (self.kernel_series(), self.clock.name());
-        format!("Linux {series}, {clock} clock, CPUs: {}, clients {clients}", self.cpus)
+        format!("Linux {series}, {clock} clock, CPUs: {}, clients {clients}{link}", self.cpus)
     }
 }
 

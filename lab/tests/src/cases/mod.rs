@@ -15,6 +15,7 @@ pub(crate) mod host_poll;
 pub(crate) mod hotplug;
 pub(crate) mod laboratory;
 pub(crate) mod levels;
+pub(crate) mod link;
 pub(crate) mod lockdown;
 pub(crate) mod missed;
 pub(crate) mod napi_wait;
