@@ -265,6 +265,32 @@ func TestWhatStaysOnACPUIsTakenFromItAlone(t *testing.T) {
 	}
 }
 
+// A pod's user chooses the name of its VM.
+func TestVMsOfOneNameAreToldApartByTheirCPUs(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1, 2, 3}, Capacity: &nodeCapacity{UnpinnedPerCPU: 900_000, PinnedPerCPU: 890_000},
+		Requested: []heldReservation{
+			{Name: reservationName("a"), MicroCpus: 500_000, Cpus: []int{2}, UID: os.Geteuid(), Owner: owner,
+				Tenants: []string{"vm"}},
+			{Name: reservationName("b"), MicroCpus: 300_000, UID: os.Geteuid(), Owner: owner, Tenants: []string{"vm"}},
+		},
+		Vcpus: []reservedVcpu{{VM: "vm", Bandwidth: 0.5, CPU: ptr.To(2)}, {VM: "vm", Bandwidth: 0.3}}}
+	wanted := map[string]int64{sharedDevice: 3 * 900_000, "cpu-2": 890_000}
+	if found := capacities(devicesOf(state, cpuset.New(2), true)); !reflect.DeepEqual(found, wanted) {
+		t.Errorf("%v, wanted %v", found, wanted)
+	}
+}
+
+// Where what stays on a CPU leaves less than its part of the pacers' time, the other CPUs have the rest of it.
+func TestPacersThatLackTimeOnACPUHaveItOnOthers(t *testing.T) {
+	state := nodeState{Cpus: []int{0, 1}, Capacity: &nodeCapacity{UnpinnedPerCPU: 949_996, Other: 1_030_000,
+		Pacers: map[int]microcpus{0: 34_525, 1: 34_525}},
+		Vcpus: []reservedVcpu{{VM: "large", Bandwidth: 0.94, CPU: ptr.To(0)}, {VM: "small", Bandwidth: 0.09}}}
+	wanted := map[string]int64{sharedDevice: 949_996 - 34_525 - 90_000 - (940_000 + 34_525 - 949_996)}
+	if found := capacities(devicesOf(state, cpuset.New(), true)); !reflect.DeepEqual(found, wanted) {
+		t.Errorf("%v, wanted %v", found, wanted)
+	}
+}
+
 func TestAHostOfManyCPUsHasSeveralSlices(t *testing.T) {
 	state := nodeState{Capacity: &nodeCapacity{UnpinnedPerCPU: 950_000, PinnedPerCPU: 950_000}}
 	for cpu := range 400 {

@@ -75,11 +75,10 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 // without a pin run there only if what stays there and the largest such vCPU fit together, which no sum says.
 func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, map[int]microcpus) {
 	capacity := state.Capacity
-	// A request has all of its tenants' vCPUs or, with the reason in Why, none of them. It has none of a VM that
-	// sched.toml names, so a name decides.
-	requested := map[string]heldReservation{}
-	taken := map[int]microcpus{}
-	stays := map[int]bool{}
+	// For each name of a tenant, the CPUs of the pinned requests that have it. A request has all of its tenants' vCPUs
+	// or, with the reason in Why, none of them; it has none of a VM that sched.toml names.
+	requested := map[string]cpuset.CPUSet{}
+	taken, held := map[int]microcpus{}, map[int]microcpus{}
 	shared := microcpus(0)
 	for _, reservation := range state.Requested {
 		if !reservation.isHeld() {
@@ -87,7 +86,7 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 		}
 		if reservation.Why == nil {
 			for _, tenant := range reservation.Tenants {
-				requested[tenant] = reservation
+				requested[tenant] = requested[tenant].Union(cpuset.New(reservation.Cpus...))
 			}
 		}
 		own := reservation.isOwn(reservationName(""))
@@ -95,34 +94,35 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 			shared -= reservation.MicroCpus
 		}
 		for _, cpu := range reservation.Cpus {
+			each := reservation.MicroCpus / int64(len(reservation.Cpus))
+			held[cpu] += each
 			// The scheduler counts this driver's claims of a published device itself.
 			if !own || !pinned.Contains(cpu) {
-				taken[cpu] += reservation.MicroCpus / int64(len(reservation.Cpus))
-				stays[cpu] = true
+				taken[cpu] += each
 			}
 		}
 	}
 	// The daemon's sum of what VMs of sched.toml have does not say on which CPUs.
 	shared -= capacity.Other
 	for _, vcpu := range state.Vcpus {
-		reservation, isRequested := requested[vcpu.VM]
-		if vcpu.CPU == nil || isRequested && len(reservation.Cpus) > 0 {
+		if vcpu.CPU == nil || requested[vcpu.VM].Contains(*vcpu.CPU) {
 			continue
 		}
 		// A whole number of millionths is one here too, although a binary fraction is not 0.07.
 		bandwidth := math.Round(vcpu.Bandwidth*1e12) / 1e6
 		taken[*vcpu.CPU] += int64(math.Ceil(bandwidth))
-		stays[*vcpu.CPU] = true
+		held[*vcpu.CPU] += int64(math.Ceil(bandwidth))
 		// It was counted above or, if it is this driver's, is counted by the scheduler.
 		shared += int64(math.Floor(bandwidth))
 	}
 	for _, cpu := range usable.List() {
-		switch {
-		case pinned.Contains(cpu):
-			taken[cpu] += capacity.Pacers[cpu]
-		case !stays[cpu]:
-			shared += capacity.UnpinnedPerCPU - capacity.Pacers[cpu]
+		taken[cpu] += capacity.Pacers[cpu]
+		left := capacity.UnpinnedPerCPU - capacity.Pacers[cpu] - held[cpu]
+		if pinned.Contains(cpu) || held[cpu] > 0 {
+			// Pacers that lack time there have it on other CPUs, where slices are planned for all CPUs at once.
+			left = min(left, 0)
 		}
+		shared += left
 	}
 	return shared, taken
 }

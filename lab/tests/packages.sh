@@ -453,7 +453,6 @@ example() {
     ip link del eth1
 }
 
-# The package's profile of tuned does what it says, and changes nothing that Ontime sets.
 # The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out.
 kubernetes_node() {
     [ ! -e /etc/ontime/sched.toml ] || cp /etc/ontime/sched.toml /run/sched.toml
@@ -469,6 +468,7 @@ offers_cpu_time() {
     ontime top --once --json --interval 0.1 | tr -d ' \n' | grep -q '"off":null,.*"unpinned_micro_cpus_per_cpu":949996'
 }
 
+# The package's profile of tuned does what it says, and changes nothing that Ontime sets.
 tuned_profile() {
     begin_others
     unpack tuned

@@ -96,12 +96,14 @@ pub(crate) fn run(_args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         .doing(format_args!("{}: making the run directory", paths.run_dir.display()))?;
     let lock = lock::take(&paths.lock())?;
     let config = Config::load(&paths.config_dir)?;
+    // What a former daemon has applied may still be there.
+    let nice = nice::MainNice::in_mode(config.daemon.mode);
     // From here on SIGTERM ends the daemon in an orderly way.
     let bell = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let events = Events::new(&paths.poke(), bell.try_clone()?).doing("setting up events")?;
     let (asks, asked) = sync_channel(request_queue::BACKLOG);
     guardian::wait_for_former(paths);
-    let mut engine = Engine::new(paths.clone(), config)?;
+    let mut engine = Engine::new(paths.clone(), config, nice)?;
     // A client that connects before this gets `no daemon` at once.
     let socket = paths.socket();
     let listener = http::bind(&socket).doing(format_args!("{}: listening", socket.display()))?;

@@ -6,7 +6,7 @@
 //! applied, and as soon as a reset has ended the caps, vCPUs are ordinary threads beside the daemon, so both have
 //! [`ORDINARY`]: a reset takes its time from VMs as another thread would, and yet ends soon beside bulk work. Beside
 //! threads that poll until the reset itself restores them, it might not, so after [`PATIENCE`] it hurries
-//! ([`Hurrying`]).
+//! ([`Hurrying`]). Threads that only hand data to the main thread stay at [`APPLYING`].
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use ontime_hostnet::{Host, Knob, KnobError, Value};
 use ontime_tenants::remedy;
 use rustix::process::{Pid, setpriority_process};
+
+use crate::daemon::config::Mode;
 
 /// The nice value while a method is applied. [`Due`](super::due::Due) makes sure that bulk work gets its part.
 pub(super) const APPLYING: i32 = -20;
@@ -34,13 +36,23 @@ pub(super) fn of_this_thread(nice: i32) {
 
 /// The nice value of the main thread, and of the thread `ontime-http`, which follows it.
 #[derive(Debug, Default)]
-pub(super) struct MainNice {
+pub(crate) struct MainNice {
     /// None: not set yet.
     value: Option<i32>,
     http: Option<Pid>,
 }
 
 impl MainNice {
+    /// The value with which a daemon in this mode starts.
+    pub(super) fn in_mode(mode: Mode) -> Self {
+        let mut nice = Self::default();
+        nice.take(match mode {
+            Mode::Enforce => APPLYING,
+            Mode::Observe => ORDINARY,
+        });
+        nice
+    }
+
     /// `ontime-http` is this thread.
     pub(super) fn followed_by(&mut self, http: Pid) {
         self.http = Some(http);

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadRole};
 
-use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
+use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_unpinned, refuse_vcpusched};
 use crate::admit::distribution::distribute;
 use crate::admit::fit::fit;
 use crate::admit::lease::leased;
@@ -178,6 +178,7 @@ fn candidates<'a>(
                 continue;
             }
             refuse_vcpusched(number, thread)?;
+            refuse_unpinned(config.backend, number, thread)?;
             found.insert(number);
             let affinity = affinity(number, thread, cpus)?;
             let had = held.get(&thread.id).and_then(|had| had.home);

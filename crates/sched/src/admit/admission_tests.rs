@@ -542,6 +542,19 @@ fn leases_without_vcpus_keep_no_vm_from_starting_for_their_pacers_sake() {
     assert_eq!((admitted_vcpus(&after), after.refused.len()), (vec![("file", 0)], 0), "{after:?}");
 }
 
+#[test]
+fn where_the_back_end_pins_each_vcpu_only_the_vm_that_is_not_pinned_is_refused() {
+    let mut config = config(&[("a", 1_000), ("b", 1_000)]);
+    config.leases = vec![lease("l", 100, 1, None, true)];
+    config.backend = BackendKind::SchedExt;
+    let tenants = [vm("a", 1, 1, "0-1"), vm("b", 2, 1, "2"), leased_vm("c", 3, 1, "1-2", "l")];
+    let after = admit(&config, &tenants, &online(4), &Reservations::default(), &Asks::new());
+    assert_eq!(admitted_vcpus(&after), [("b", 0)]);
+    let whys: Vec<&str> = after.refused.iter().map(|refused| refused.why.as_str()).collect();
+    assert!(whys.len() == 2 && whys.iter().all(|why| why.contains("pin it (libvirt: vcpupin)")), "{whys:?}");
+    assert!(after.leases["l"].held);
+}
+
 /// 12 % of CPU 0 by sched.toml in periods of 10 ms, whose pacer takes some 0.9 %, and the CPUs' reserve.
 fn beside_file() -> (SchedConfig, Tenant) {
     (config(&[("file", 1_200), ("other", 1_200)]), vm("file", 1, 1, "0"))

@@ -10,6 +10,7 @@ use crate::admit::pacing::Source;
 use crate::admit::request::GuestNeed;
 use crate::admit::reservations::{Kept, Reserved};
 use crate::guest_page::Page;
+use crate::model::BackendKind;
 
 /// What is admitted whole or not at all: vCPUs, and what is kept for a lease besides.
 #[derive(Default)]
@@ -53,7 +54,7 @@ pub(crate) struct Candidate<'a> {
 impl Candidate<'_> {
     fn is_pinned(&self) -> bool {
         let thread = self.tenant.threads.iter().find(|thread| thread.id == self.id);
-        thread.is_some_and(|thread| thread.affinity.parse::<CpuSet>().is_ok_and(|cpus| cpus.len() == 1))
+        thread.is_some_and(is_pinned)
     }
 
     pub(crate) fn reserved(&self) -> Reserved {
@@ -73,6 +74,22 @@ impl Candidate<'_> {
             leased: self.leased,
         }
     }
+}
+
+/// Refuses a vCPU that may run on several CPUs where the back end takes each to be pinned to one.
+pub(crate) fn refuse_unpinned(backend: BackendKind, number: u32, thread: &TenantThread) -> Result<(), String> {
+    if backend != BackendKind::SchedExt || is_pinned(thread) {
+        return Ok(());
+    }
+    Err(format!(
+        "vCPU {number} may run on CPUs {}, and back end sched_ext takes each to be on one; pin it (libvirt: vcpupin), \
+         or use backend = \"paced\" in sched.toml",
+        thread.affinity
+    ))
+}
+
+fn is_pinned(thread: &TenantThread) -> bool {
+    thread.affinity.parse::<CpuSet>().is_ok_and(|cpus| cpus.len() == 1)
 }
 
 /// Refuses a vCPU whose policy libvirt sets.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ontime_plan::Nanos;
 use ontime_tenants::{Tenant, TenantThread, ThreadId, ThreadRole};
 
-use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_vcpusched};
+use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_unpinned, refuse_vcpusched};
 use crate::admit::pacing::Source;
 use crate::admit::reservations::Kept;
 use crate::config::SchedConfig;
@@ -86,6 +86,7 @@ fn candidates<'a>(
                 return Err(of("another VM has the reservation; give each VM its own".to_owned()));
             }
             refuse_vcpusched(number, thread).map_err(of)?;
+            refuse_unpinned(config.backend, number, thread).map_err(of)?;
             let affinity = allowed(number, thread, cpus, *home).map_err(of)?;
             let had = held.get(&thread.id).and_then(|had| had.home);
             candidates.push(Candidate {

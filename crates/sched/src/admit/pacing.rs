@@ -127,9 +127,11 @@ impl<'a> Group<'a> {
             Some((_, cpu)) => ("windows", format!("CPU {cpu}")),
             None => ("slices", "all CPUs".to_owned()),
         };
+        let free = self.vcpus.iter().find(|vcpu| self.cpu.is_none() && !self.alone && !vcpu.pinned);
+        let pin = free.map_or_else(String::new, |vcpu| format!("pin {} to one CPU, ", vcpu.name));
         let why = format!(
             "{number} {what} a second would cost the pacers {needs} of {of}, {beside}; the shortest period is \
-             {shortest}, of {whose}: {remedy}"
+             {shortest}, of {whose}: {pin}{remedy}"
         );
         Unfit { why, cpu: self.cpu.map(|(at, _)| at) }
     }
@@ -235,7 +237,10 @@ fn unreserved(
     if cpus < 2 || all.iter().all(|(_, home)| home.is_some()) {
         return Ok(());
     }
-    let needs = Bandwidth::ppm(on_each(groups, cpus).iter().sum());
+    // The vCPUs of all CPUs are planned in one of the two ways.
+    let by_windows = groups.iter().filter(|group| group.cpu.is_some()).map(Group::needs).sum::<Bandwidth>();
+    let by_slices = groups.iter().filter(|group| group.cpu.is_none()).map(Group::needs).sum::<Bandwidth>();
+    let needs = by_windows.max(by_slices);
     let (reserved, reserve) = (all.iter().map(|(one, _)| *one).sum::<Bandwidth>(), reserve(cpus));
     if needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(cpus) {
         return Ok(());
@@ -355,6 +360,20 @@ mod tests {
         set[7].pinned = false;
         let why = said(Pacing::Best, &[0, 1, 2, 3], &set, &homes).unwrap();
         assert!(why.contains("slices a second") && why.contains("of all CPUs"), "{why}");
+        assert!(why.contains("pin vCPU 0 of vm7 to one CPU, choose a longer one"), "{why}");
+    }
+
+    /// Either windows or slices end, never both.
+    #[test]
+    fn beside_unpinned_vcpus_the_costlier_way_to_plan_counts_alone() {
+        let mut set: Vec<Reserved> = (0..10).map(|number| vcpu(number, 50, 5_000)).collect();
+        set.extend((10..12).map(|number| Reserved { pinned: false, ..vcpu(number, 3_750, 5_000) }));
+        let homes: Vec<Option<u32>> = (0..12).map(|number| (number < 10).then_some(0)).collect();
+        let on = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[0, 1]) };
+        assert_eq!(check(&on, &set, &[], &homes, Source::Unreserved, NONE), Ok(()));
+        set[11].bandwidth = Bandwidth::ppm(790_000);
+        let why = check(&on, &set, &[], &homes, Source::Unreserved, NONE).unwrap_err().why;
+        assert!(why.contains("of 2 CPUs"), "{why}");
     }
 
     #[test]

@@ -140,6 +140,8 @@ pub(crate) fn rt_requests_do_not_grow(test: &Outside) -> Result<()> {
     if ended.status != 3 || !ended.said.contains("; the baseline: Linux ") {
         return ended.expect(0).map(drop);
     }
+    let measured = ended.said.matches("; instructions: median ").count();
+    ensure!(measured == 2, "{measured} of 2 methods were measured: {}", ended.said);
     test.note(format_args!(
         "figures: NOTHING COMPARED: the stored run is of another kernel; store this kernel's by ONTIME_BLESS=1"
     ))

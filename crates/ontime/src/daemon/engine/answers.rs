@@ -330,7 +330,7 @@ mod tests {
         fs::create_dir_all(&paths.run_dir).unwrap();
         let mut config = Config::load(&paths.config_dir).unwrap();
         config.daemon.mode = Mode::Observe;
-        let mut engine = Engine::new(paths, config).unwrap();
+        let mut engine = Engine::new(paths, config, crate::daemon::nice::MainNice::default()).unwrap();
         engine.host = LiveHost::with_roots(Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() });
         engine
     }

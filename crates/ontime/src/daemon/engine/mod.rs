@@ -148,12 +148,7 @@ impl Engine {
     ///
     /// # Errors
     /// Where the journal cannot be opened, or no watcher can be set up.
-    pub(crate) fn new(paths: Paths, mut config: Config) -> anyhow::Result<Self> {
-        let mut main_nice = MainNice::default();
-        main_nice.take(match config.daemon.mode {
-            Mode::Enforce => nice::APPLYING,
-            Mode::Observe => nice::ORDINARY,
-        });
+    pub(crate) fn new(paths: Paths, mut config: Config, nice: MainNice) -> anyhow::Result<Self> {
         say_start(&paths, &config);
         let journal = paths.journal()?;
         if journal.stale() > 0 {
@@ -201,7 +196,7 @@ impl Engine {
             looks_again: false,
             needs_second_write: false,
             failures: BTreeMap::new(),
-            nice: main_nice,
+            nice,
             metrics: Metrics::default(),
             repeats: Repeats::default(),
             lines: LineQuota::new(Instant::now()),

@@ -219,7 +219,7 @@ mod tests {
         fs::write(at("etc/tenants.toml"), "[[tenant]]\ncgroup = \"/rt/**\"\nclass = \"rt\"\n").unwrap();
         let mut config = Config::load(&paths.config_dir).unwrap();
         config.daemon.mode = Mode::Observe;
-        let mut engine = Engine::new(paths, config).unwrap();
+        let mut engine = Engine::new(paths, config, crate::daemon::nice::MainNice::default()).unwrap();
         engine.host = LiveHost::default();
         engine.sources = Rc::new(Sources::below(&at("host")));
         engine.watcher = Watcher::new(&engine.sources).unwrap();

@@ -14,6 +14,7 @@ use crate::daemon::cap::Watch;
 use crate::daemon::census::{Census, ThreadHolders};
 use crate::daemon::config::Config;
 use crate::daemon::keeper::{Keeper, refused};
+use crate::daemon::nice;
 use crate::daemon::view;
 use crate::daemon::watches::Watches;
 use crate::paths::Paths;
@@ -172,6 +173,8 @@ impl Engine {
         if self.caps.is_ok() {
             self.caps = Err(NO_CAPS.to_owned());
         }
+        // Also where an earlier mode has left nothing.
+        self.nice.take(nice::ORDINARY);
         let look = to_be(&self.config, &self.paths, self.method, &self.journal, &self.keeper);
         if let Some(why) = look.incomplete() {
             self.looks_again = true;

@@ -9,8 +9,8 @@
 //! In: a connection. Out: the same bytes, and the descriptors that are memory ([`is_memory`]), for which no operation
 //! blocks. At the first descriptor of another kind the connection ends.
 //!
-//! Each line makes the daemon test an admission, so lines come no faster than a device process limits its guest to: the
-//! thread sleeps, and the device process waits.
+//! Each line makes the daemon test an admission, so lines come no faster than a device process limits its guest to, and
+//! data without an end of line counts as a line: the thread sleeps, and the device process waits.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -44,7 +44,7 @@ pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(Unix
     let numbers = (stream.as_raw_fd(), give.as_raw_fd());
     let (tell, told) = sync_channel(1);
     let thread = Builder::new().name("ontime-guest".to_owned()).stack_size(STACK).spawn(move || {
-        // A guest waits for the answer to each request, and requests come only while a method is applied.
+        // A guest waits for the answer to each request. While no method is applied, the main thread refuses it.
         nice::of_this_thread(nice::APPLYING);
         match own_table(numbers) {
             Ok((stream, give)) => {
@@ -113,7 +113,7 @@ fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
             return;
         }
         let bytes = chunk.get(..count).unwrap_or_default();
-        for _ in bytes.iter().filter(|byte| **byte == b'\n') {
+        for _ in 0..bytes.iter().filter(|byte| **byte == b'\n').count().max(1) {
             lines.wait();
         }
         if pass_on::<FILES>(give, bytes, &files).is_err() {
