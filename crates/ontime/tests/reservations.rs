@@ -222,7 +222,9 @@ fn a_reload_tries_again_what_could_not_be_kept() {
     site.configure("tenants.toml", &rt(&[&name]));
     site.configure("sched.toml", &format!("backend = \"sched_ext\"\n{}", reserve(&name, "4ms")));
     let guest = Guest::spinning(&name);
-    guest.vcpu();
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(a_cpu());
+    rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(guest.vcpu()), &only).unwrap();
     let mut daemon = Daemon::start(&site);
     site.poke();
     let tries = || {
