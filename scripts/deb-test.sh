@@ -268,7 +268,8 @@ under_systemd() { # [STAGE...]
     rm -rf "$out/systemd"
     mkdir "$out/systemd"
     "$lab" run --client-cpu --kernel "${KERNEL:-7.2-rt}" --timeout "${SECONDS_MAX:-14400}" --silence 600 \
-        --out "$work/lab" --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
+        --out "$work/lab" \
+        --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" | tee "$out/systemd/stages" || status=$?
     if [ $status -ne 0 ]; then
         cp "$work"/lab/*.log "$out/systemd/" || true

@@ -670,7 +670,8 @@ rpm_package() {
 }
 
 stages="boot vm install_package declare_vm doctor dry_run enforce verify"
-stages="$stages upgrade downgrade monitoring example kubernetes_node tuned_profile apparmor purge ansible_role rpm_package"
+stages="$stages upgrade downgrade monitoring example kubernetes_node tuned_profile apparmor purge"
+stages="$stages ansible_role rpm_package"
 for stage in "$@"; do
     case " $stages " in *" $stage "*) ;; *) fail "no stage '$stage'; there are: $stages" ;; esac
 done
