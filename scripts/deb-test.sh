@@ -267,7 +267,7 @@ under_systemd() { # [STAGE...]
     local status=0
     rm -rf "$out/systemd"
     mkdir "$out/systemd"
-    "$lab" run --client-cpu --kernel "${KERNEL:-7.2-rt}" --timeout "${SECONDS_MAX:-14400}" --silence 600 \
+    "$lab" run --kernel "${KERNEL:-7.2-rt}" --timeout "${SECONDS_MAX:-14400}" --silence 600 \
         --out "$work/lab" \
         --ontime "$here/lab/tests/systemd-init.sh" --append init=/usr/local/bin/ontime --append net.ifnames=0 \
         --append systemd.show_status=1 -- bash --posix /lab/packages.sh "$@" | tee "$out/systemd/stages" || status=$?

@@ -12,13 +12,13 @@ wanted=" $* "
 # 20,000 requests take 110 s of the host's time.
 experiments() {
     sed '/^ *#/d; s/^ *//' << 'END'
-    rt-server         3  7   110   --cpus 2 --client-cpu --requests 20000
-    ablation          3  5   110   --cpus 2 --client-cpu --requests 20000
-    segments          3  4   110   --cpus 2 --client-cpu --requests 20000
-    memcached         3  5   110   --cpus 2 --client-cpu --requests 20000
+    rt-server         3  7   110   --cpus 2 --requests 20000
+    ablation          3  5   110   --cpus 2 --requests 20000
+    segments          3  4   110   --cpus 2 --requests 20000
+    memcached         3  5   110   --cpus 2 --requests 20000
     rt-vms            5  12  20    --cpus 4 --method threaded,exclusive,partitioned,outsourcing --vms 1,10,40
-    sampled-values    3  3   250   --cpus 2 --client-cpu --frames 1000000
-    bulk              3  2   30    --cpus 2 --client-cpu --seconds 30
+    sampled-values    3  3   250   --cpus 2 --frames 1000000
+    bulk              3  2   30    --cpus 2 --seconds 30
     connections       1  3   10
     voip              1  5   110   --requests 20000
     inversion         2  12  11    --cpus 2 --requests 2000

@@ -1,4 +1,4 @@
-//! The clients' side inside the emulated machine, on its own CPU ([`ontime_lab::Clients::OwnCpu`]).
+//! The clients' side inside the emulated machine, on its own CPU ([`ontime_lab::Clients::Inside`]).
 //!
 //! In: an [`Order`] from the lab. Out: packets, paced by the emulated machine's own clock. Each order is a process of
 //! the hidden command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU. The

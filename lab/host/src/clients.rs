@@ -1,4 +1,4 @@
-//! What runs on the clients' CPU ([`crate::Clients::OwnCpu`]).
+//! What runs on the clients' CPU ([`crate::Clients::Inside`]).
 //!
 //! In: what [`READ`] prints in the emulated host before and after a stretch of time. Out: threads that ran on that CPU
 //! and belong elsewhere, and the interrupts that clients and host took for each other. A thread counts if it last ran

@@ -1,5 +1,6 @@
 //! The emulator's command line for an emulated host. No file is opened here.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -44,6 +45,15 @@ pub enum Clock {
     Real,
 }
 
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Clock::Virtual => "virtual",
+            Clock::Real => "real",
+        })
+    }
+}
+
 impl FromStr for Clock {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -58,12 +68,43 @@ impl FromStr for Clock {
 /// The clients' side of the emulated host's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clients {
+    /// In the emulated machine, on one more CPU, with its own NICs and in the machine's time (virtual clock).
+    Inside,
     /// In this process's namespace, in real time.
     Outside,
-    /// In the emulated machine, on one more CPU, with its own NICs and in the machine's time (virtual clock).
-    OwnCpu,
     /// There is none, and nothing arrives at the NICs.
     None,
+}
+
+impl Clients {
+    /// All of them.
+    pub const ALL: [Clients; 3] = [Clients::Inside, Clients::Outside, Clients::None];
+
+    /// Those of a machine with this clock for which nothing else is asked.
+    pub fn of(clock: Clock) -> Self {
+        match clock {
+            Clock::Virtual => Clients::Inside,
+            Clock::Real => Clients::Outside,
+        }
+    }
+}
+
+impl fmt::Display for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Clients::Inside => "inside",
+            Clients::Outside => "outside",
+            Clients::None => "none",
+        })
+    }
+}
+
+impl FromStr for Clients {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Clients::ALL.into_iter().find(|clients| clients.to_string() == text);
+        named.ok_or_else(|| format!("'{text}' is not one of inside, outside, none"))
+    }
 }
 
 /// Destination of the emulated host's console.
@@ -117,7 +158,8 @@ pub struct Machine {
 const HEADERS: u32 = 96;
 
 impl Machine {
-    /// A machine with this clock and kernel: 4 GiB; one CPU on the virtual clock, two on the real clock.
+    /// A machine with this clock and kernel: 4 GiB; on the virtual clock one CPU and clients inside, on the real clock two
+    /// CPUs and clients outside.
     pub fn new(clock: Clock, kernel: Kernel) -> Self {
         let cpus = if clock == Clock::Virtual { 1 } else { 2 };
         Self {
@@ -132,7 +174,7 @@ impl Machine {
             captured_bytes: HEADERS,
             icount_shift: ICOUNT_SHIFT,
             release_us: RELEASE_US,
-            clients: Clients::Outside,
+            clients: Clients::of(clock),
             link: None,
             isolated_cpus: 0,
             events: None,
@@ -147,19 +189,21 @@ impl Machine {
             return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
         if self.has_client_cpu() && self.clock == Clock::Real {
-            return Err(LabError::Machine("--client-cpu is one of the virtual clock; leave out one of them".into()));
+            return Err(LabError::Machine(
+                "clients inside are in virtual time: leave out --clients inside or --clock real".into(),
+            ));
         }
         let (least, most) = (*CPUS.start(), CPUS.end() - u8::from(self.has_client_cpu()));
         if !(least..=most).contains(&self.cpus) {
-            let beside = if self.has_client_cpu() { ", beside the clients' own" } else { "" };
+            let beside = if self.has_client_cpu() { ", beside that of --clients inside" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
         }
         if self.link.is_some() && !self.has_client_cpu() {
-            let said = "--link is in the host's time, between the host and clients inside; add --client-cpu";
+            let said = "--link is in the host's time, between the host and clients inside: --clients inside";
             return Err(LabError::Machine(said.into()));
         }
         if self.events.is_some() && (self.clock == Clock::Real || self.emulated_cpus() == 1) {
-            let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --client-cpu";
+            let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --clients inside";
             return Err(LabError::Machine(said.into()));
         }
         Ok(())
@@ -167,7 +211,7 @@ impl Machine {
 
     /// Whether one more CPU is the clients'.
     pub fn has_client_cpu(&self) -> bool {
-        self.clients == Clients::OwnCpu
+        self.clients == Clients::Inside
     }
 
     /// The number of emulated CPUs: the host's, and the last one for clients if they have one.
@@ -326,7 +370,7 @@ mod tests {
     #[test]
     fn numbers_out_of_their_bounds_are_refused_on_both_clocks() {
         for clock in [Clock::Virtual, Clock::Real] {
-            let mut machine = Machine::new(clock, Kernel::Rt72);
+            let mut machine = Machine { clients: Clients::Outside, ..Machine::new(clock, Kernel::Rt72) };
             for cpus in 1..=8 {
                 machine.cpus = cpus;
                 assert!(machine.check().is_ok(), "{cpus}");
@@ -337,11 +381,11 @@ mod tests {
                 assert!(message.contains(&format!("--cpus {cpus}: 1 to 8")), "{message}");
             }
         }
-        let mut machine = Machine { clients: Clients::OwnCpu, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         assert!(machine.check().is_ok() && machine.takes_turns());
         machine.cpus = 8;
-        assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside the clients' own"));
-        let machine = Machine { clients: Clients::OwnCpu, ..Machine::new(Clock::Real, Kernel::Rt72) };
+        assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside that of --clients inside"));
+        let machine = Machine { clients: Clients::Inside, ..Machine::new(Clock::Real, Kernel::Rt72) };
         assert!(machine.check().unwrap_err().to_string().contains("virtual clock"));
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         for silence in [29, 86_401, u64::MAX] {
@@ -352,9 +396,9 @@ mod tests {
 
     #[test]
     fn only_the_virtual_clock_spins_and_only_for_clients_outside() {
-        let outside = Machine::new(Clock::Virtual, Kernel::Rt72);
-        let inside = Machine { clients: Clients::OwnCpu, ..outside.clone() };
-        let without = Machine { clients: Clients::None, ..outside.clone() };
+        let inside = Machine::new(Clock::Virtual, Kernel::Rt72);
+        let outside = Machine { clients: Clients::Outside, ..inside.clone() };
+        let without = Machine { clients: Clients::None, ..inside.clone() };
         let real = Machine::new(Clock::Real, Kernel::Rt72);
         let of = |machine: &Machine| {
             let spins = machine.command_line().contains("ontime.spin");
@@ -371,12 +415,12 @@ mod tests {
         for (cpus, clients, isolated_cpus, list) in [
             (1, Clients::Outside, 0, None),
             (2, Clients::Outside, 0, None),
-            (1, Clients::OwnCpu, 0, Some("1-1")),
-            (2, Clients::OwnCpu, 1, Some("1-2")),
-            (4, Clients::OwnCpu, 2, Some("2-4")),
+            (1, Clients::Inside, 0, Some("1-1")),
+            (2, Clients::Inside, 1, Some("1-2")),
+            (4, Clients::Inside, 2, Some("2-4")),
             (4, Clients::Outside, 3, Some("1-3")),
             // The first CPU stays the host's.
-            (2, Clients::OwnCpu, 2, Some("1-2")),
+            (2, Clients::Inside, 2, Some("1-2")),
         ] {
             let machine = Machine { cpus, clients, isolated_cpus, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
             let line = machine.command_line();
@@ -400,7 +444,8 @@ mod tests {
 
     #[test]
     fn events_are_logged_where_cpus_take_turns_and_on_request() {
-        let mut machine = Machine { cpus: 2, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let clients = Clients::Outside;
+        let mut machine = Machine { cpus: 2, clients, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
         let icount = |machine: &Machine| {
             let line = machine.arguments(&Images::at("/i"), Path::new("/d,e"), Path::new("/d/initrd"));
             line.into_iter().skip_while(|word| word != "-icount").nth(1).unwrap()
@@ -418,9 +463,9 @@ mod tests {
     #[test]
     fn a_link_is_before_the_capture_and_only_to_clients_inside() {
         let link = Some("1gbit,5us,256".parse().unwrap());
-        let outside = Machine { link, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        let outside = Machine { link, clients: Clients::Outside, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
         assert!(outside.check().unwrap_err().to_string().contains("--link"));
-        let inside = Machine { clients: Clients::OwnCpu, ..outside };
+        let inside = Machine { clients: Clients::Inside, ..outside };
         assert!(inside.check().is_ok());
         let line = inside.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/d/initrd")).join(" ");
         for nic in ["rt", "bulk"] {
@@ -438,5 +483,9 @@ mod tests {
             assert_eq!(kernel.to_string().parse::<Kernel>(), Ok(kernel));
         }
         assert!("5.10".parse::<Kernel>().unwrap_err().contains("6.12-rt"));
+        for clients in Clients::ALL {
+            assert_eq!(clients.to_string().parse::<Clients>(), Ok(clients));
+        }
+        assert!("in".parse::<Clients>().unwrap_err().contains("inside, outside, none"));
     }
 }

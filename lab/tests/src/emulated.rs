@@ -60,15 +60,14 @@ pub(crate) const PASSED: [(&str, &str); 5] =
 impl Host {
     /// Options of `ontime-lab run`.
     pub(crate) fn options(&self) -> Vec<String> {
-        let clock = match self.clock {
-            Clock::Virtual => "virtual",
-            Clock::Real => "real",
-        };
+        // A command of the clients' side is outside.
+        let clients = if self.client.is_some() { Clients::Outside } else { self.clients };
         let named = [
             ("--kernel", Some(self.kernel.to_string())),
-            ("--clock", Some(clock.to_owned())),
+            ("--clock", Some(self.clock.to_string())),
             ("--cpus", self.cpus.map(|cpus| cpus.to_string())),
             ("--instruction", Some(self.instruction.to_string())),
+            ("--clients", Some(clients.to_string())),
             ("--link", self.link.map(str::to_owned)),
             ("--client", self.client.map(str::to_owned)),
             ("--append", self.append.map(str::to_owned)),
@@ -76,13 +75,8 @@ impl Host {
             ("--silence", Some(self.silence.to_string())),
         ];
         let given = named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten();
-        let switches = [
-            ("--client-cpu", self.clients == Clients::OwnCpu),
-            ("--no-clients", self.clients == Clients::None && self.client.is_none()),
-            ("--events", self.events),
-            ("--host-module", self.host_module),
-            ("--guest-module", self.guest_module),
-        ];
+        let switches =
+            [("--events", self.events), ("--host-module", self.host_module), ("--guest-module", self.guest_module)];
         let on = switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned());
         given.chain(on).collect()
     }
@@ -105,15 +99,20 @@ mod tests {
 
     #[test]
     fn options_name_what_a_host_has_and_nothing_else() {
-        let plain = "--kernel 7.2-rt --clock virtual --instruction 4 --timeout 1800 --silence 600 --no-clients";
+        let plain = "--kernel 7.2-rt --clock virtual --instruction 4 --clients none --timeout 1800 --silence 600";
         assert_eq!(HOST.options().join(" "), plain);
         let other = Host { kernel: Kernel::Rt612, cpus: Some(2), host_module: true, client: Some("sh a.sh"), ..HOST };
         let options = other.options();
-        for words in [&["--cpus", "2"][..], &["--client", "sh a.sh"], &["--kernel", "6.12-rt"], &["--host-module"]] {
+        for words in [
+            &["--cpus", "2"][..],
+            &["--client", "sh a.sh"],
+            &["--clients", "outside"],
+            &["--kernel", "6.12-rt"],
+            &["--host-module"],
+        ] {
             assert!(options.windows(words.len()).any(|found| found == words), "{words:?} in {options:?}");
         }
-        let absent = ["--guest-module", "--no-clients", "--client-cpu"];
-        assert!(!options.iter().any(|option| absent.contains(&option.as_str())), "{options:?}");
+        assert!(!options.iter().any(|option| option == "--guest-module"), "{options:?}");
     }
 
     #[test]

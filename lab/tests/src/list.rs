@@ -18,7 +18,7 @@ pub(crate) const EVERYDAY: &[Test] = &[
     Test {
         name: "a_run_repeats_exactly",
         inside: Some(determinism::repeat),
-        host: Host { clients: Clients::OwnCpu, events: true, ..HOST },
+        host: Host { clients: Clients::Inside, events: true, ..HOST },
         outside: determinism::a_run_repeats_exactly,
         ..TEST
     },
@@ -192,20 +192,20 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "clients_have_a_cpu_of_the_hosts_time",
         inside: Some(clients::clients),
-        host: Host { clients: Clients::OwnCpu, ..HOST },
+        host: Host { clients: Clients::Inside, ..HOST },
         ..TEST
     },
     Test {
         name: "a_link_has_its_rate_and_its_delay",
         inside: Some(link::link),
-        host: Host { clients: Clients::OwnCpu, link: Some(link::LINK), instruction: 1, ..HOST },
+        host: Host { clients: Clients::Inside, link: Some(link::LINK), instruction: 1, ..HOST },
         outside: link::a_link_has_its_rate_and_its_delay,
         ..TEST
     },
     Test {
         name: "frames_without_a_buffer_are_counted",
         inside: Some(missed::missed),
-        host: Host { clients: Clients::OwnCpu, instruction: 1, ..HOST },
+        host: Host { clients: Clients::Inside, instruction: 1, ..HOST },
         ..TEST
     },
     Test {

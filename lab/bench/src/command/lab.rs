@@ -64,14 +64,10 @@ pub(crate) struct MachineArgs {
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
-    /// One more CPU for the clients' side, which is then inside, too, and in the host's time: `lab-client COMMAND` runs
-    /// there (virtual clock)
-    #[arg(long)]
-    client_cpu: bool,
-    /// No clients' side: nothing arrives at the NICs, and the virtual clock jumps to the next timer while all CPUs are
-    /// idle, which takes a fraction of the time
-    #[arg(long, conflicts_with = "client_cpu")]
-    no_clients: bool,
+    /// The clients' side: inside (on one more CPU, in the host's time: `lab-client COMMAND` runs there), outside (in
+    /// this machine's time), or none. Default: inside on the virtual clock, outside on the real one and with --client
+    #[arg(long, value_name = "WHERE")]
+    clients: Option<Clients>,
     /// The link of each NIC to the clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and
     /// the most frames that wait; more are dropped and counted
     #[arg(long, value_name = "RATE,DELAY,PACKETS")]
@@ -118,7 +114,7 @@ pub(crate) struct Run {
     guest_module: bool,
     /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
     /// directory is /lab; it ends with the command
-    #[arg(long, value_name = "SHELL", conflicts_with_all = ["client_cpu", "no_clients"])]
+    #[arg(long, value_name = "SHELL")]
     client: Option<String>,
     /// A scenario (docs/design/lab.md), instead of a command
     #[arg(value_name = "FILE", conflicts_with_all = SET_BY_SCENARIO)]
@@ -129,11 +125,10 @@ pub(crate) struct Run {
 }
 
 /// Options that a scenario's file decides on.
-const SET_BY_SCENARIO: [&str; 15] = [
+const SET_BY_SCENARIO: [&str; 14] = [
     "clock",
     "cpus",
-    "client_cpu",
-    "no_clients",
+    "clients",
     "link",
     "instruction",
     "kernel",
@@ -187,7 +182,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Events { first, second } => compare_events(first, second),
         Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
-            run.machine().check()?;
+            run.check()?;
             // The images are built here, with network access; the namespaces have none.
             let images = images(run.machine().takes_turns())?;
             if run.host_module {
@@ -244,8 +239,21 @@ pub(crate) fn host_module(images: &Images, kernel: Kernel) -> anyhow::Result<()>
 }
 
 impl Run {
+    /// # Errors
+    /// What this host cannot have, and the remedy.
+    fn check(&self) -> anyhow::Result<()> {
+        let machine = self.machine();
+        if self.client.is_some() && machine.clients != Clients::Outside {
+            usage!("--client is a command of clients outside; leave out --clients {}", machine.clients);
+        }
+        Ok(machine.check()?)
+    }
+
     fn machine(&self) -> Machine {
         let mut machine = machine(&self.host, Console::Log);
+        if self.client.is_some() && self.host.clients.is_none() {
+            machine.clients = Clients::Outside;
+        }
         machine.silence_seconds = self.silence;
         machine
     }
@@ -254,11 +262,7 @@ impl Run {
 fn machine(host: &MachineArgs, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
-    machine.clients = match (host.client_cpu, host.no_clients) {
-        (true, _) => Clients::OwnCpu,
-        (_, true) => Clients::None,
-        _ => Clients::Outside,
-    };
+    machine.clients = host.clients.unwrap_or(machine.clients);
     machine.link = host.link;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
@@ -396,7 +400,7 @@ mod tests {
         for words in [
             &["a.toml", "--", "true"][..],
             &["--cpus", "2", "a.toml"],
-            &["--client-cpu", "a.toml"],
+            &["--clients", "inside", "a.toml"],
             &["--append", "quiet", "a.toml"],
             &["--kernel", "7.2", "a.toml"],
             &["--timeout", "9", "a.toml"],
@@ -404,6 +408,28 @@ mod tests {
             &[],
         ] {
             assert!(read(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_of_the_clients_side_has_clients_outside() {
+        let clients = |words: &[&str]| {
+            let line = ["ontime-lab", "run"].iter().chain(words).chain(&["--", "true"]);
+            let Command::Run(run) = Line::try_parse_from(line).unwrap().command else { panic!("{words:?}") };
+            run.check().map(|()| run.machine().clients).map_err(|error| error.to_string())
+        };
+        for (words, expected) in [
+            (&[][..], Clients::Inside),
+            (&["--clock", "real"], Clients::Outside),
+            (&["--clients", "none"], Clients::None),
+            (&["--client", "true"], Clients::Outside),
+            (&["--client", "true", "--clients", "outside"], Clients::Outside),
+        ] {
+            assert_eq!(clients(words), Ok(expected), "{words:?}");
+        }
+        for inside in ["inside", "none"] {
+            let error = clients(&["--client", "true", "--clients", inside]).unwrap_err();
+            assert!(error.contains(&format!("leave out --clients {inside}")), "{error}");
         }
     }
 

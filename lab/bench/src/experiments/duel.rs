@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use ontime_cli::usage;
 use ontime_lab::images::Images;
 use ontime_lab::role::Role;
-use ontime_lab::{Clock, isolate};
+use ontime_lab::{Clients, Clock, isolate};
 
 use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
@@ -230,7 +230,7 @@ impl Options {
         let rivals = chosen("rival", &self.rivals, &RIVALS.names())?;
         guest_cyclictest::check(&self.cyclictest)?;
         let cpus = self.emulated.cpus.unwrap_or(2);
-        let emulated = Emulated { client_cpu: true, cpus: Some(cpus), ..self.emulated.clone() };
+        let emulated = Emulated { cpus: Some(cpus), ..self.emulated.with_clients(Clients::Inside)? };
         if emulated.clock == Clock::Real {
             usage!("duel has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock real");
         }
@@ -317,8 +317,9 @@ mod tests {
         for (words, said) in [
             (vec!["--rival", "vanilla"], "not one of stock, isolated"),
             (vec!["--cpus", "1"], "--cpus 2 to 7"),
-            (vec!["--cpus", "8"], "1 to 7 CPUs, beside the clients' own"),
+            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of --clients inside"),
             (vec!["--clock", "real"], "leave out --clock real"),
+            (vec!["--clients", "outside"], "leave out --clients"),
             (vec!["--frames", "0"], "1..=10000000"),
         ] {
             let error = options(&words).unwrap_err();

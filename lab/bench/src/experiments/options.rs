@@ -32,10 +32,10 @@ pub(crate) struct Emulated {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) cpus: Option<u8>,
-    /// One more CPU for the clients' side, which is then in the emulated machine, too, and in the host's time (virtual
-    /// clock)
-    #[arg(long)]
-    pub(crate) client_cpu: bool,
+    /// The clients: inside, on one more CPU of the emulated machine and in its time, or outside, in this machine's time
+    /// (default: inside on the virtual clock)
+    #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
+    pub(crate) clients: Option<Clients>,
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
@@ -47,19 +47,24 @@ pub(crate) struct Emulated {
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) product: Product,
-    /// Whether the host has no clients at all ([`Self::without_clients`])
-    #[arg(skip)]
-    pub(crate) no_clients: bool,
     /// The link to clients inside, for experiments with this option
     #[arg(skip)]
     pub(crate) link: Option<Link>,
 }
 
 impl Emulated {
-    /// The same host for an experiment that sends nothing to it. On the virtual clock, time then jumps while the host
-    /// is idle, and the captures stay empty.
-    pub(crate) fn without_clients(&self) -> Self {
-        Self { no_clients: true, ..self.clone() }
+    /// The same host for an experiment that knows only these clients. With [`Clients::None`] nothing is sent to the
+    /// host, and the captures stay empty.
+    ///
+    /// # Errors
+    /// Other clients are asked for.
+    pub(crate) fn with_clients(&self, clients: Clients) -> anyhow::Result<Self> {
+        match self.clients {
+            Some(asked) if asked != clients => {
+                usage!("--clients {asked}: the clients of this experiment are '{clients}'; leave out --clients");
+            }
+            _ => Ok(Self { clients: Some(clients), ..self.clone() }),
+        }
     }
 
     /// Measures on this host, in separate namespaces. `with_module` if guests need the module.
@@ -81,11 +86,11 @@ impl Emulated {
     pub(crate) fn machine(&self) -> Machine {
         let mut machine = host::machine(self.clock, self.kernel);
         machine.cpus = self.cpus.unwrap_or(machine.cpus);
-        if self.no_clients && self.clock == Clock::Virtual {
-            machine.clients = Clients::None;
-        } else if self.client_cpu {
-            machine.clients = Clients::OwnCpu;
-        }
+        machine.clients = match (self.clients, self.clock) {
+            // Without clients the virtual clock jumps while the host is idle. The real one cannot.
+            (None, _) | (Some(Clients::None), Clock::Real) => machine.clients,
+            (Some(clients), _) => clients,
+        };
         machine.link = self.link;
         machine.silence_seconds = self.silence;
         machine
@@ -122,6 +127,12 @@ impl Emulated {
     }
 }
 
+/// Parses where an experiment's clients are.
+pub(crate) fn inside_or_outside(text: &str) -> Result<Clients, String> {
+    let clients = text.parse().ok().filter(|clients| *clients != Clients::None);
+    clients.ok_or_else(|| format!("'{text}' is not one of inside, outside"))
+}
+
 /// Removes what an earlier experiment with the same directory brought for its host: configuration, guests' roles and
 /// words for their kernels. The next host would have them too.
 fn remove_former(files: &Path) -> io::Result<()> {
@@ -145,7 +156,7 @@ fn remove_former(files: &Path) -> io::Result<()> {
 pub(crate) struct Hardware {
     /// Measure a real host with its owner's VMs, which this file describes (docs/results/hardware.md), in place of an
     /// emulated one
-    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "client_cpu", "kernel", "silence"])]
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "clients", "kernel", "silence"])]
     pub(crate) hardware: Option<PathBuf>,
 }
 
@@ -533,22 +544,37 @@ mod tests {
             let host: Emulated = options_of(words).map_err(|error| error.to_string())?;
             host.machine().check().map_err(|error| error.to_string())
         };
-        for words in [&[][..], &["--cpus", "8"], &["--cpus", "7", "--client-cpu"], &["--clock", "real"]] {
+        for words in
+            [&[][..], &["--cpus", "8", "--clients", "outside"], &["--cpus", "7"], &["--clock", "real", "--cpus", "8"]]
+        {
             assert_eq!(check(words), Ok(()), "{words:?}");
         }
         let words = |words: &[&str]| options_of::<Emulated>(words).unwrap().cpus_in_words();
-        assert_eq!([words(&[]), words(&["--cpus", "4", "--client-cpu"])], ["one CPU", "4 CPUs"]);
-        let clients = |words: &[&str]| options_of::<Emulated>(words).unwrap().without_clients().machine().clients;
-        assert_eq!([clients(&[]), clients(&["--client-cpu"])], [Clients::None; 2]);
-        assert_eq!(clients(&["--clock", "real"]), Clients::Outside);
+        assert_eq!([words(&[]), words(&["--cpus", "4"])], ["one CPU", "4 CPUs"]);
+        let only = |words: &[&str], clients| {
+            let host = options_of::<Emulated>(words).unwrap().with_clients(clients);
+            host.map(|host| host.machine().clients).map_err(|error| error.to_string())
+        };
+        for clients in Clients::ALL {
+            assert_eq!(only(&[], clients), Ok(clients));
+        }
+        assert_eq!(only(&["--clock", "real"], Clients::None), Ok(Clients::Outside));
+        assert_eq!(only(&["--clients", "outside"], Clients::Outside), Ok(Clients::Outside));
+        for clients in [Clients::Inside, Clients::None] {
+            let error = only(&["--clients", "outside"], clients).unwrap_err();
+            assert!(
+                error.contains(&format!("--clients outside: the clients of this experiment are '{clients}'")),
+                "{error}"
+            );
+        }
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),
             (&["--cpus=-1"], "invalid value '-1' for '--cpus"),
             (&["--cpus", "two"], "two"),
-            (&["--cpus", "8", "--client-cpu"], "--cpus 8: 1 to 7 CPUs, beside the clients' own"),
-            (&["--client-cpu", "--clock", "real"], "leave out one of them"),
-            (&["--client-cpu", "--client-cpu"], "--client-cpu"),
+            (&["--cpus", "8"], "--cpus 8: 1 to 7 CPUs, beside that of --clients inside"),
+            (&["--clients", "inside", "--clock", "real"], "leave out --clients inside or --clock real"),
+            (&["--clients", "none"], "'none' is not one of inside, outside"),
             (&["--silence", "29"], "30 to 86400 seconds"),
             (&["--kernel", "5.10"], "7.2-rt, 7.2, 6.12-rt"),
         ] {

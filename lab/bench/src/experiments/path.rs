@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, print_stderr, usage};
-use ontime_lab::{Clock, Kernel};
+use ontime_lab::{Clients, Clock, Kernel};
 
 use super::{Emulated, Experiment, chosen, command, created, judge, to_write};
 use crate::baseline::Tolerance;
@@ -72,7 +72,7 @@ fn stored(path: &str) -> Result<Document, String> {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = methods(args)?;
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
-    let found = args.emulated.measure(outsourced, |site, images| {
+    let found = args.emulated.with_clients(Clients::Outside)?.measure(outsourced, |site, images| {
         let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
         path::measure(&plan, images)
     })?;
@@ -90,8 +90,8 @@ fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
-    if args.emulated.machine().takes_turns() {
-        usage!("path follows a request's instructions on one CPU; leave out --cpus and --client-cpu");
+    if args.emulated.cpus.is_some_and(|cpus| cpus != 1) {
+        usage!("path follows a request's instructions on one CPU; leave out --cpus");
     }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };

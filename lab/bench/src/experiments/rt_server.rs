@@ -15,10 +15,11 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use ontime_cli::{print_stderr, usage};
-use ontime_lab::{Clock, Kernel, Link, isolate};
+use ontime_lab::{Clients, Clock, Kernel, Link, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use super::options::inside_or_outside;
 use super::{Emulated, Experiment, Hardware, Measured, Methods, Output, command};
 use crate::command::lab;
 use crate::command::product::Product;
@@ -289,10 +290,10 @@ struct Args {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: Option<u8>,
-    /// One more CPU for the clients' side, which is then in the emulated machine, too, and in the host's time (virtual
-    /// clock)
-    #[arg(long)]
-    client_cpu: bool,
+    /// The clients: inside, on one more CPU of the emulated machine and in its time, or outside, in this machine's time
+    /// (default: inside on the virtual clock; voip's are outside)
+    #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
+    clients: Option<Clients>,
     /// The link of each NIC to clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and the
     /// most frames that wait; more are dropped and counted
     #[arg(long, value_name = "RATE,DELAY,PACKETS", conflicts_with = "hardware")]
@@ -335,10 +336,12 @@ struct Args {
 }
 
 impl Args {
-    fn emulated(&self, kernel: Kernel) -> Emulated {
-        let Self { clock, cpus, client_cpu, silence, link, .. } = *self;
+    /// The host with this kernel. The clients of voip (SIPp) are outside.
+    fn emulated(&self, kind: &Kind, kernel: Kernel) -> anyhow::Result<Emulated> {
+        let Self { clock, cpus, clients, silence, link, .. } = *self;
         let (out, product) = (self.out.clone(), self.product.clone());
-        Emulated { clock, cpus, client_cpu, kernel, silence, out, product, no_clients: false, link }
+        let emulated = Emulated { clock, cpus, clients, kernel, silence, out, product, link };
+        if kind.workload == Workload::Voip { emulated.with_clients(Clients::Outside) } else { Ok(emulated) }
     }
 }
 
@@ -398,14 +401,11 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     if args.hardware.hardware.is_some() {
         return measure_real(args, kind);
     }
-    if kind.workload == Workload::Voip && args.client_cpu {
-        usage!("voip has its clients (SIPp) outside only; leave out --client-cpu");
-    }
     let hosts = hosts(args, kind)?;
     args.product.find()?;
     // The modules are built here because this process has network access: a part runs in a namespace without a network.
     let kernel = hosts.first().map_or(Kernel::Rt72, |host| host.kernel);
-    let machine = args.emulated(kernel).machine();
+    let machine = args.emulated(kind, kernel)?.machine();
     machine.check()?;
     let images = lab::images(machine.takes_turns())?;
     let cases = |host: &Part| plan(args, kind, &host.methods).cases;
@@ -512,10 +512,9 @@ fn listen(told: impl Read, kernel: Kernel, count: &Mutex<CaseCount>) -> Option<C
 }
 
 fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::Result<Child> {
-    let clock = if host.clock == Clock::Virtual { "virtual" } else { "real" };
     let mut line: Vec<String> = vec!["bench".into(), kind.name.into(), "--part".into()];
     for (option, value) in [
-        ("--clock", clock.to_owned()),
+        ("--clock", host.clock.to_string()),
         ("--kernel", host.kernel.to_string()),
         ("--method", host.methods.join(",")),
         ("--requests", args.requests.to_string()),
@@ -525,7 +524,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
         line.extend([option.to_owned(), value]);
     }
     line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
-    line.extend(args.client_cpu.then(|| "--client-cpu".to_owned()));
+    line.extend(args.clients.map(|clients| format!("--clients={clients}")));
     line.extend(args.link.map(|link| format!("--link={link}")));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
@@ -550,7 +549,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
 fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
-    let emulated = args.emulated(kernel);
+    let emulated = args.emulated(kind, kernel)?;
     let plan = plan(args, kind, &args.methods);
     let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
@@ -835,7 +834,7 @@ mod tests {
             methods: methods.iter().map(|&name| name.to_owned()).collect(),
             clock: Clock::Virtual,
             cpus: None,
-            client_cpu: false,
+            clients: None,
             link: None,
             kernels: vec![Kernel::Rt72],
             requests: 1,

@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use ontime_cli::usage;
-use ontime_lab::Clock;
 use ontime_lab::images::Images;
+use ontime_lab::{Clients, Clock};
 
 use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
@@ -182,7 +182,7 @@ impl Options {
     fn checked(&self) -> anyhow::Result<Self> {
         let methods = METHODS.chosen(&self.methods)?;
         // Each VM has a client, and a hundred clients outside cannot follow one emulated clock.
-        let emulated = Emulated { client_cpu: true, ..self.emulated.clone() };
+        let emulated = self.emulated.with_clients(Clients::Inside)?;
         if emulated.clock == Clock::Real {
             usage!(
                 "rt-vms has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock real"
@@ -306,9 +306,10 @@ mod tests {
             (vec!["--method", "vanilla"], "not one of rt-default, threaded"),
             (vec!["--method", "exclusive"], "add --cpus 2"),
             (vec!["--clock", "real"], "leave out --clock real"),
+            (vec!["--clients", "outside"], "leave out --clients"),
             (vec!["--vms", "0"], "1..=100"),
             (vec!["--vms", "101"], "1..=100"),
-            (vec!["--cpus", "8"], "1 to 7 CPUs, beside the clients' own"),
+            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of --clients inside"),
             (vec!["--cpus", "0"], "1..=8"),
             (vec!["--requests", "0"], "1..=10000000"),
         ] {

@@ -58,7 +58,7 @@ pub struct Host {
     /// Number of CPUs, without the clients' CPU.
     pub cpus: u16,
     /// Whether the clients' side is in the emulated machine ([`crate::client_side`]).
-    client_cpu: bool,
+    has_client_cpu: bool,
 }
 
 enum HostKind {
@@ -102,8 +102,8 @@ impl Host {
             ontime_lab::Clock::Real => Clock::Real,
         };
         let (dir, cpus) = (site.dir.clone(), u16::from(site.machine.cpus));
-        let client_cpu = site.machine.has_client_cpu();
-        Ok(Self { kind: HostKind::Lab(Box::new(lab)), dir, kernel, clock, cpus, client_cpu })
+        let has_client_cpu = site.machine.has_client_cpu();
+        Ok(Self { kind: HostKind::Lab(Box::new(lab)), dir, kernel, clock, cpus, has_client_cpu })
     }
 
     /// A real host, unchanged.
@@ -114,7 +114,8 @@ impl Host {
         let cpus = cpus.map_err(|_| MeasureError::Accounting(said.clone()))?;
         // If the client's NICs have no device, the host is not measured by hardware.
         let clock = if target.is_hardware() { Clock::Hardware } else { Clock::Real };
-        Ok(Self { dir: target.dir().to_owned(), kind: HostKind::Real(target), kernel, clock, cpus, client_cpu: false })
+        let dir = target.dir().to_owned();
+        Ok(Self { dir, kind: HostKind::Real(target), kernel, clock, cpus, has_client_cpu: false })
     }
 
     /// The emulated host, for operations that a real host does not allow.
@@ -130,13 +131,13 @@ impl Host {
 
     /// Whether the clients' side is in the emulated machine, on its own CPU.
     pub(crate) fn has_client_cpu(&self) -> bool {
-        self.client_cpu
+        self.has_client_cpu
     }
 
     /// Returns an error if the clients are inside, for operations that need clients outside.
     pub(crate) fn needs_clients_outside(&self, what: &str) -> Result<(), MeasureError> {
-        if self.client_cpu {
-            return Err(LabError::Machine(format!("{what} has clients outside only; leave out --client-cpu")).into());
+        if self.has_client_cpu {
+            return Err(LabError::Machine(format!("{what} needs --clients outside")).into());
         }
         Ok(())
     }
@@ -201,7 +202,7 @@ impl Host {
     /// Notes for the reader of a measurement. `missed` is the monitor's count of missed frames before it.
     pub fn notes(&self, missed: u64) -> Vec<String> {
         let Some(target) = self.target() else {
-            return self.client_cpu.then(|| CLIENTS_INSIDE.to_owned()).into_iter().collect();
+            return self.has_client_cpu.then(|| CLIENTS_INSIDE.to_owned()).into_iter().collect();
         };
         let missed = target.missed().saturating_sub(missed);
         let lacks =
@@ -299,7 +300,7 @@ impl Host {
     /// Sends sockperf's requests from this process's namespace, paced by the host's clock, which is read from these
     /// captures. Checks meanwhile that the host lives.
     pub fn requests(&mut self, config: ClientConfig, captures: &[PathBuf], name: &str) -> Result<(), MeasureError> {
-        if self.client_cpu {
+        if self.has_client_cpu {
             return Order::Requests(config).run(self.lab()?, &mut |line| progress(format_args!("{name}: {line}")));
         }
         let mut peer = client::sockperf(&config)?;
@@ -341,7 +342,7 @@ impl Host {
     /// Sends datagrams at a steady rate from this process's namespace, paced by the host's clock. Checks meanwhile that
     /// the host lives.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
-        if self.client_cpu {
+        if self.has_client_cpu {
             load.check()?;
             return Order::Paced(load.clone()).run(self.lab()?, &mut |_| {});
         }
@@ -351,7 +352,7 @@ impl Host {
     /// The pace at which the emulator releases the datagrams of this load at the RT NIC. `None` if clients send them at
     /// their times: on a real clock, or from inside the emulated machine.
     pub(crate) fn pace(&self, load: &Paced) -> Option<Pace> {
-        (self.clock == Clock::Virtual && !self.client_cpu).then(|| Pace::of(load.rate))
+        (self.clock == Clock::Virtual && !self.has_client_cpu).then(|| Pace::of(load.rate))
     }
 
     /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
@@ -401,7 +402,7 @@ impl Host {
 
     /// What is on the clients' CPU; nothing if they have none.
     pub(crate) fn clients_cpu(&mut self) -> Result<Reading, MeasureError> {
-        if !self.client_cpu {
+        if !self.has_client_cpu {
             return Ok(Reading::default());
         }
         let cpu = self.cpus;

@@ -5,7 +5,7 @@ set -eu
 read -r cmdline < /proc/cmdline
 case $cmdline in
 *ontime.clients=*) cpu=${cmdline##*ontime.clients=} ;;
-*) echo "lab-client: the clients' side is outside: start the host with --client-cpu" >&2; exit 3 ;;
+*) echo "lab-client: there is no clients' CPU: start the host with --clients inside" >&2; exit 3 ;;
 esac
 if ! command -v "$1" > /dev/null; then
     mkdir -p /run/guest
