@@ -14,22 +14,22 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
-.PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers exclusive \
+.PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
 	monitoring-test dashboard-test kubevirt-test rpm dra dra-test test-kubernetes test-kubelet \
-	dist-lab install-lab deb-build-test test-images
+	dist-lab install-lab deb-build-test
 
-## demo: an RT VM and two bulk VMs under flood, method by method, measured at the wire; a table and a page
+## demo: an RT VM and two bulk VMs, idle and under TCP, method by method, measured at the wire; a table and a page
 demo: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --requests $(REQUESTS) \
+	$(ONTIME)-lab bench rt-server --cpus 2 --load tcp,none --requests $(REQUESTS) \
 		--json $(REPORT)/rt-server.json --csv $(REPORT)/rt-server.csv --html $(REPORT)/index.html
 	@echo "The report page: $(abspath $(REPORT))/index.html"
 
 ## test: every test, those that need a host of their own in the emulated one
 test: release
 	@scripts/prometheus.sh
-	@$(MAKE) --no-print-directory -j 2 test-images tests
+	@$(MAKE) --no-print-directory -j 2 images tests
 	scripts/test.sh $(ONTIME)
 
 ## monitoring-test: promtool and a real Prometheus look at a real daemon's metrics, the alert rules and the dashboard
@@ -78,12 +78,6 @@ figures: release images
 ## papers: every experiment at its paper's size (says the hours: hundreds of a core); EXPERIMENTS="rt-server ..."
 papers: release
 	scripts/bench/papers.sh $(ONTIME)-lab $(REPORT)/papers $(EXPERIMENTS)
-
-## exclusive: the paper's exclusive CPU beside what it is compared with, on two CPUs
-exclusive: release images
-	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --cpus 2 --method vanilla,threaded,exclusive,partitioned \
-		--requests $(REQUESTS) --json $(REPORT)/exclusive.json --html $(REPORT)/exclusive.html
 
 ## sched-ext: the binary with back end sched_ext (clang, libelf, zlib); the next plain build is without it
 sched-ext:
@@ -149,15 +143,12 @@ release: setup
 tests: setup
 	cargo test --workspace --no-run
 
-## images: the emulated host's images and kernel modules, where they are missing
+## images: the emulator, and the emulated host's images and kernel modules, where they are missing
 images: release
 	$(ONTIME)-lab images
 
 CRATES = cargo tree --locked -p $(1) -e normal --prefix none --format '{p}: {l}' | grep -v ' (/' | \
 	sed 's/ (\*)$$//' | sort -u
-
-test-images: release
-	$(ONTIME)-lab images --several-cpus
 
 ## dist: what `make install` installs, in target/dist: program with its commit, man pages, completions, list of crates
 dist:

@@ -42,6 +42,8 @@ const BUILD: &[(&str, &str)] = &[
     ("patches/0010-dump-nanoseconds.patch", include_str!("emulator/patches/0010-dump-nanoseconds.patch")),
     ("patches/0011-e1000e-missed-packets.patch", include_str!("emulator/patches/0011-e1000e-missed-packets.patch")),
     ("patches/0012-filter-link.patch", include_str!("emulator/patches/0012-filter-link.patch")),
+    ("patches/0013-jump-cache-ages.patch", include_str!("emulator/patches/0013-jump-cache-ages.patch")),
+    ("patches/0014-x86-translations-stay.patch", include_str!("emulator/patches/0014-x86-translations-stay.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

@@ -51,7 +51,7 @@ pub enum LabError {
     },
     /// The emulator could not be built, or failed its self-test.
     #[error("the lab's emulator cannot be {what}; end the cause below, of which {files} has more, then begin anew: \
-             `ontime-lab images --several-cpus`\n{said}", files = files.display())]
+             `ontime-lab images`\n{said}", files = files.display())]
     Emulator {
         /// "built" or "used".
         what: &'static str,
@@ -179,7 +179,7 @@ mod tests {
             ),
             (
                 LabError::Emulator { what: "built", said: "no space left".into(), files: log() }.to_string(),
-                "`ontime-lab images --several-cpus`\nno space left",
+                "`ontime-lab images`\nno space left",
             ),
             (LabError::Crashed { line: "Kernel panic".into(), log: log() }.to_string(), "--out DIR"),
             (LabError::Hung { seconds: 60, log: log(), tail: String::new() }.to_string(), "--silence"),

@@ -31,12 +31,8 @@ pub(crate) enum Command {
     Run(Run),
     /// A console on an emulated host (end it with Ctrl-A X, or by leaving the shell)
     Shell(MachineArgs),
-    /// Build the lab's images if they are missing
-    Images {
-        /// Also build and test the emulator of several CPUs on the virtual clock, which `--cpus` does otherwise
-        #[arg(long)]
-        several_cpus: bool,
-    },
+    /// Build the lab's images and its emulator if they are missing, and test the emulator
+    Images,
     /// Find the first event in which two runs differ that were made with `--events` (1: they differ, or the logs are
     /// not whole)
     Events {
@@ -180,7 +176,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Events { first, second } => compare_events(first, second),
-        Command::Images { several_cpus } => images(*several_cpus).map(|_| ExitCode::SUCCESS),
+        Command::Images => images(true).map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.check()?;
             // The images are built here, with network access; the namespaces have none.

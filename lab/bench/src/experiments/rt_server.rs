@@ -644,6 +644,12 @@ impl Experiment for RtServer {
             goal("process-tcp", "outsourcing: p99 at most 1.3 times that of the same server as a host process, TCP")
                 .of(P99, tcp("outsourcing"), tcp("host-process"))
                 .at_most(1.3),
+            goal("exclusive-p99", "outsourcing: p99 at most that of an exclusive CPU, TCP")
+                .of(P99, tcp("outsourcing"), tcp("exclusive"))
+                .at_most(1.0),
+            goal("exclusive-bulk", "outsourcing: bulk throughput at least twice that beside an exclusive CPU (paper)")
+                .of(Bulk, tcp("outsourcing"), tcp("exclusive"))
+                .at_least(2.0),
             goal("requests", "at least 20,000 counted requests a method").at_least(20_000.0),
         ]
     }
