@@ -19,19 +19,19 @@ experiments() {
     rt-vms            5  12  20    --cpus 4 --method threaded,exclusive,partitioned,outsourcing --vms 1,10,40
     sampled-values    3  3   250   --cpus 2 --frames 1000000
     bulk              3  2   30    --cpus 2 --seconds 30
-    connections       1  3   10
+    connections       2  3   10
     voip              1  5   110   --requests 20000
-    inversion         2  12  11    --cpus 2 --requests 2000
-    vatc              1  20  6     --requests 1000
-    vatc-network      1  12  6     --requests 1000
-    kbp               1  45  6     --requests 1000
-    xen-arm           1  12  110   --requests 20000
+    inversion         3  12  11    --cpus 2 --requests 2000
+    vatc              2  20  6     --requests 1000
+    vatc-network      2  12  6     --requests 1000
+    kbp               2  45  6     --requests 1000
+    xen-arm           2  12  110   --requests 20000
     guest-cyclictest  1  8   20    --seconds 20
     rta-periodic      1  24  100   --seconds 100
     rta-sporadic      1  24  55    --requests 100
     rta-scale         1  4   100   --seconds 100
     video             1  4   600   --seconds 600
-    memcached-slo     1  9   200   --requests 20000
+    memcached-slo     2  9   200   --requests 20000
     registration      1  1   60
 END
 }

@@ -29,9 +29,9 @@ pub(crate) const COMMAND: &str = "client";
 const LIMIT: Duration = Duration::from_secs(86_400);
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(1);
-/// FIFO priority of a publisher of Sampled Values: above the interrupt threads (50) of the clients' NICs, so that a
+/// FIFO priority of a sender that keeps a steady rate: above the interrupt threads (50) of the clients' NICs, so that a
 /// flood which the same CPU sends delays no frame.
-const PUBLISHER_PRIORITY: &str = "60";
+const STEADY_PRIORITY: &str = "60";
 
 /// The load that one process of the clients' side sends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,8 +90,8 @@ impl Order {
     pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
         let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
         let mut words = vec!["lab-client"];
-        if matches!(self, Order::SampledValues { .. }) {
-            words.extend(["chrt", "--fifo", PUBLISHER_PRIORITY]);
+        if matches!(self, Order::SampledValues { .. } | Order::Paced(_)) {
+            words.extend(["chrt", "--fifo", STEADY_PRIORITY]);
         }
         words.extend(["ontime-lab", COMMAND, &order]);
         Ok(words.into_iter().map(str::to_owned).collect())
@@ -194,8 +194,8 @@ mod tests {
             let command = order.command().unwrap();
             assert_eq!(command.first().map(String::as_str), Some("lab-client"));
             assert_eq!(serde_json::from_str::<Order>(command.last().unwrap()).unwrap(), order);
-            let is_publisher = matches!(order, Order::SampledValues { .. });
-            assert_eq!(command.iter().any(|word| word == "chrt"), is_publisher, "{command:?}");
+            let is_steady = matches!(order, Order::SampledValues { .. } | Order::Paced(_));
+            assert_eq!(command.iter().any(|word| word == "chrt"), is_steady, "{command:?}");
         }
     }
 

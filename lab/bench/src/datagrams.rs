@@ -10,7 +10,7 @@ pub(crate) const PORT: u16 = 5_201;
 pub(crate) const SMALL: u16 = 16;
 /// Largest payload of a datagram in one frame with an MTU of 1,500, bytes.
 pub(crate) const LARGE: u16 = 1_472;
-/// Datagrams per second of real time to each VM.
+/// Datagrams per second of the clients' time to each VM.
 pub(crate) const RATE: u32 = 200_000;
 /// Maximum of datagrams in a row, between two sleeps of a millisecond: the capacity of a tap's queue. A sender that did
 /// not get the CPU catches up with this many.

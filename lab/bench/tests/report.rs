@@ -716,7 +716,7 @@ fn the_page_is_self_contained_escaped_and_complete() {
     assert!(!page.contains("NaN") && !page.contains(">inf") && !page.contains(" inf "), "a figure is no number");
 }
 
-/// What `make demo` measures: six methods under three loads.
+/// Six methods under three loads.
 fn a_demo(requests: u64) -> Report {
     let (v, rt) = ("7.2.12-amd64", "7.2.12-rt-amd64");
     let server = |low, high, slow| Server { usual: (low, high), slow, rare: 40 };

@@ -44,6 +44,7 @@ const BUILD: &[(&str, &str)] = &[
     ("patches/0012-filter-link.patch", include_str!("emulator/patches/0012-filter-link.patch")),
     ("patches/0013-jump-cache-ages.patch", include_str!("emulator/patches/0013-jump-cache-ages.patch")),
     ("patches/0014-x86-translations-stay.patch", include_str!("emulator/patches/0014-x86-translations-stay.patch")),
+    ("patches/0015-tcp-segmentation.patch", include_str!("emulator/patches/0015-tcp-segmentation.patch")),
     ("version", include_str!("emulator/version")),
 ];
 

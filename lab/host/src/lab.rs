@@ -367,7 +367,7 @@ impl Lab {
             return Err(LabError::Machine(said.into()));
         }
         if self.takes_turns {
-            let said = "instructions are traced on one CPU; with clients outside: leave out --cpus, and give --clients outside";
+            let said = "instructions are traced on one CPU and with clients outside: --cpus 1 --clients outside";
             return Err(LabError::Machine(said.into()));
         }
         InstructionLog::open(&self.dir, pipe)

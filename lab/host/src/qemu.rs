@@ -203,7 +203,7 @@ impl Machine {
             return Err(LabError::Machine(said.into()));
         }
         if self.events.is_some() && (self.clock == Clock::Real || self.emulated_cpus() == 1) {
-            let said = "--events: several CPUs on the virtual clock have this log; add --cpus 2 or --clients inside";
+            let said = "--events: several CPUs on the virtual clock have this log: --clients inside, or --cpus 2";
             return Err(LabError::Machine(said.into()));
         }
         Ok(())
@@ -386,7 +386,7 @@ mod tests {
         machine.cpus = 8;
         assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside that of --clients inside"));
         let machine = Machine { clients: Clients::Inside, ..Machine::new(Clock::Real, Kernel::Rt72) };
-        assert!(machine.check().unwrap_err().to_string().contains("virtual clock"));
+        assert!(machine.check().unwrap_err().to_string().contains("virtual time"));
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         for silence in [29, 86_401, u64::MAX] {
             machine.silence_seconds = silence;

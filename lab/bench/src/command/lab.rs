@@ -61,7 +61,8 @@ pub(crate) struct MachineArgs {
     #[arg(long)]
     cpus: Option<u8>,
     /// The clients' side: inside (on one more CPU, in the host's time: `lab-client COMMAND` runs there), outside (in
-    /// this machine's time), or none. Default: inside on the virtual clock, outside on the real one and with --client
+    /// this machine's time), or none. Default: inside on the virtual clock, outside on the real one, with --client and
+    /// for a console
     #[arg(long, value_name = "WHERE")]
     clients: Option<Clients>,
     /// The link of each NIC to the clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and
@@ -258,7 +259,9 @@ impl Run {
 fn machine(host: &MachineArgs, console: Console) -> Machine {
     let mut machine = Machine::new(host.clock, host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
-    machine.clients = host.clients.unwrap_or(machine.clients);
+    // With others, the virtual clock would jump over all the time in which nothing is typed.
+    let default = if console == Console::Terminal { Clients::Outside } else { machine.clients };
+    machine.clients = host.clients.unwrap_or(default);
     machine.link = host.link;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
@@ -423,6 +426,8 @@ mod tests {
         ] {
             assert_eq!(clients(words), Ok(expected), "{words:?}");
         }
+        let Command::Shell(host) = Line::try_parse_from(["ontime-lab", "shell"]).unwrap().command else { panic!() };
+        assert_eq!(machine(&host, Console::Terminal).clients, Clients::Outside);
         for inside in ["inside", "none"] {
             let error = clients(&["--client", "true", "--clients", inside]).unwrap_err();
             assert!(error.contains(&format!("leave out --clients {inside}")), "{error}");

@@ -60,11 +60,11 @@ fn measure(args: &Options, site: &Site, images: &Images) -> Result<CaseResults, 
 fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodResult, MeasureError> {
     let server = SocketAddr::from((server::ADDRESS, server::MEMCACHED.port));
     make(host, Connecting { server, count: 1, clients: 1 })?;
-    progress(format_args!("{method}: {} connections by {} clients", args.count, args.clients));
+    progress(format_args!("{method}: {} connections, {} at once", args.count, args.at_once));
     let capture = host.capture("rt");
     let from = size(&capture);
     let before = host.cpu_time()?;
-    let asked = make(host, Connecting { server, count: args.count, clients: args.clients });
+    let asked = make(host, Connecting { server, count: args.count, clients: args.at_once });
     let after = host.cpu_time()?;
     asked?;
     let cut = host.dir.join(format!("{method}.pcap"));
@@ -80,7 +80,7 @@ fn measure_case(host: &mut Host, args: &Options, method: &str) -> Result<MethodR
         result.metrics.extend([
             Metric::number("rate", Unit::PerS, per_s),
             Metric::count("connections", seen.completed),
-            Metric::count("clients", args.clients.into()),
+            Metric::count("clients", args.at_once.into()),
         ]);
     }
     Ok(result)
@@ -179,9 +179,9 @@ struct Options {
     /// Connections a method
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(2..=20_000))]
     count: u64,
-    /// Clients at once
+    /// Connections at once
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100))]
-    clients: u32,
+    at_once: u32,
     #[command(flatten)]
     emulated: Emulated,
     #[command(flatten)]

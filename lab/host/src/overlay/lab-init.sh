@@ -44,9 +44,6 @@ if [ -n "$clients" ]; then
         # As many buffers as the NIC can have: frames that the clients miss are no loss of the host.
         ip netns exec clients ethtool -G "${nic%:*}" rx 4096
         ip -n clients link set "${nic%:*}" up
-        # What the emulator makes of a TCP packet to be divided are IP fragments.
-        ip netns exec clients ethtool -K "${nic%:*}" tso off
-        ethtool -K "${nic%:*}0" tso off
     done
     for irq in $(sed -nE 's/^ *([0-9]+):.* (rt|bulk)(-.*)?$/\1/p' /proc/interrupts); do
         echo "$clients" > "/proc/irq/$irq/smp_affinity_list"
