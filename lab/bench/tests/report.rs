@@ -471,7 +471,7 @@ fn the_verdict_is_the_end_and_names_what_was_missed() {
     assert!(verdict.starts_with(&format!("{} of {binding} goals met; NOT MET: ", count(Some(true)))), "{verdict}");
     assert!(
         verdict.contains("requests (500; goal: at least 20,000); not measured: ")
-            && verdict.contains("and 4 more above"),
+            && verdict.contains("and 6 more above"),
         "{verdict}"
     );
     let (_, rows) = last_table(&terminal);
