@@ -158,8 +158,8 @@ pub struct Machine {
 const HEADERS: u32 = 96;
 
 impl Machine {
-    /// A machine with this clock and kernel: 4 GiB; on the virtual clock one CPU and clients inside, on the real clock two
-    /// CPUs and clients outside.
+    /// A machine with this clock and kernel: 4 GiB; on the virtual clock one CPU and clients inside, on the real clock
+    /// two CPUs and clients outside.
     pub fn new(clock: Clock, kernel: Kernel) -> Self {
         let cpus = if clock == Clock::Virtual { 1 } else { 2 };
         Self {
