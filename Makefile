@@ -69,7 +69,7 @@ hundred: release
 hostile: release
 	scripts/bench/hostile.sh $(ONTIME)
 
-## figures: the main table of docs/results/results.md, 20,000 requests a method (hours), on 7.2-rt and 6.12-rt
+## figures: the main table of docs/results/results.md with 20,000 requests a row (hours), and 6.12-rt
 figures: release images
 	@mkdir -p $(REPORT)
 	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \

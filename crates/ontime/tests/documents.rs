@@ -260,10 +260,11 @@ fn rows() -> Vec<Row> {
     let names = [
         ("vanilla", "stock kernel"),
         ("rt-default", "PREEMPT_RT (the real-time kernel), its defaults"),
+        ("exclusive", "PREEMPT_RT, a CPU of its own"),
         ("partitioned", "**Ontime**"),
         ("outsourcing", "**Ontime with its guest module**"),
     ];
-    let mut reader = csv::Reader::from_path(root().join("docs/results/rt-server-20000.csv")).unwrap();
+    let mut reader = csv::Reader::from_path(root().join("docs/results/rt-server.csv")).unwrap();
     let head = reader.headers().unwrap().clone();
     let records: Vec<_> = reader.records().map(Result::unwrap).collect();
     let column = |name: &str| head.iter().position(|of| of == name).unwrap();
@@ -271,7 +272,7 @@ fn rows() -> Vec<Row> {
         let is_it =
             |record: &&csv::StringRecord| &record[column("method")] == method && &record[column("load")] == "tcp";
         let record = records.iter().find(is_it).unwrap();
-        let us = |name: &str| record[column(name)].parse().unwrap();
+        let us = |name: &str| record[column(name)].parse::<f64>().unwrap().round() as u64;
         let bulk = record[column("bulk_gbps")].parse().unwrap();
         Row { name, p50: us("p50_us"), p99: us("p99_us"), max: us("max_us"), bulk }
     };
