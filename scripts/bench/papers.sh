@@ -36,10 +36,10 @@ experiments() {
 END
 }
 
-# Hours on one core: 5 minutes for each boot and case, and 70 s a second and emulated CPU (a run of rt-server with two
-# CPUs and the clients' took 11 minutes for 300 requests).
+# Hours on one core: 90 s for each boot and case, and 8 s a second and emulated CPU (14 cases of rt-server with two CPUs
+# and the clients' took an hour of a core for 2,000 requests, half of them under load).
 hours() { # CPUS CASES SECONDS
-    awk "BEGIN { printf \"%.1f\", $2 * (300 + $3 * $1 * 70) / 3600 }"
+    awk "BEGIN { printf \"%.1f\", $2 * (90 + $3 * $1 * 8) / 3600 }"
 }
 
 chosen() { # NAME
