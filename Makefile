@@ -69,13 +69,15 @@ hundred: release
 hostile: release
 	scripts/bench/hostile.sh $(ONTIME)
 
-## figures: the main table of docs/results/results.md with 20,000 requests a row (hours), and 6.12-rt
+## figures: the main experiment with 20,000 requests a row, on two CPUs and on one, 6.12-rt as well (some 30 hours)
 figures: release images
 	@mkdir -p $(REPORT)
-	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
+	$(ONTIME)-lab bench rt-server --cpus 2 --load tcp,none --requests 20000 \
 		--json $(REPORT)/figures.json --csv $(REPORT)/figures.csv --html $(REPORT)/figures.html
+	$(ONTIME)-lab bench rt-server --load tcp,small-packets,none --kernel 7.2-rt,6.12-rt --requests 20000 \
+		--json $(REPORT)/one-cpu.json --csv $(REPORT)/one-cpu.csv --html $(REPORT)/one-cpu.html
 
-## papers: every experiment at its paper's size (says the hours: hundreds of a core); EXPERIMENTS="rt-server ..."
+## papers: every experiment at its paper's size (some 60 hours of a core; it says how many); EXPERIMENTS="rt-server ..."
 papers: release
 	scripts/bench/papers.sh $(ONTIME)-lab $(REPORT)/papers $(EXPERIMENTS)
 
