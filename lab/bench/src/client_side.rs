@@ -5,13 +5,17 @@
 //! code is the same as for sending from outside, with the system's clock, which is the host's clock there. No capture
 //! has to be followed, and the load does not depend on the machine that emulates.
 
-use std::net::SocketAddr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ontime_lab::Lab;
 use ontime_lab::agent::Stream;
+use ontime_lab::role::SYMBOLS_PORT;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError, Progress};
@@ -22,6 +26,7 @@ use crate::error::MeasureError;
 use crate::memcached::{self, Traffic};
 use crate::paced::Paced;
 use crate::sampled::publisher::Publisher;
+use crate::voip::sipp::Asker;
 
 /// Name of the command.
 pub(crate) const COMMAND: &str = "client";
@@ -29,6 +34,12 @@ pub(crate) const COMMAND: &str = "client";
 const LIMIT: Duration = Duration::from_secs(86_400);
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_secs(1);
+/// Limit of the time until a guest connects to send its symbols, and of the time until it sends more.
+const SYMBOLS_LIMIT: Duration = Duration::from_secs(30);
+/// Time between two looks for a guest that connects.
+const SYMBOLS_LOOK: Duration = Duration::from_millis(10);
+/// Limit of a guest's symbols, bytes: ten times what a guest sends.
+const SYMBOLS_BYTES: u64 = 64 << 20;
 /// FIFO priority of a sender that keeps a steady rate: above the interrupt threads (50) of the clients' NICs, so that a
 /// flood which the same CPU sends delays no frame.
 const STEADY_PRIORITY: &str = "60";
@@ -73,6 +84,13 @@ pub(crate) enum Order {
         nic: String,
         /// Number of frames.
         frames: u64,
+    },
+    /// Asks a SIP server's state, each time after the answer to the last question.
+    SipOptions(ClientConfig),
+    /// Receives what a guest's addresses mean (`ontime_lab::role::SYMBOLS`), by one connection.
+    GuestSymbols {
+        /// Where it is written.
+        file: PathBuf,
     },
     /// Sends datagrams at a steady rate.
     Paced(Paced),
@@ -133,6 +151,10 @@ impl Order {
                 let mut peer = memcached::client::Client::connect(config.server, *traffic, *connections, config.seed)?;
                 client::run_with(config, &mut peer, |at| tell(at)).map(|_| ())
             }
+            Order::SipOptions(config) => {
+                client::run_with(config, &mut Asker::open(config.server)?, |at| tell(at)).map(|_| ())
+            }
+            Order::GuestSymbols { file } => guest_symbols(file),
             Order::Connecting(connections) => connections.make(),
             Order::CpuLoad { address, percent } => cpu_load::set(*address, *percent, || Ok(())),
             Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
@@ -148,6 +170,28 @@ impl Order {
             }
         }
     }
+}
+
+/// Waits [`SYMBOLS_LIMIT`] for a guest, which connects once its server is up, and writes to `file` what it sends. Without
+/// a guest the file is empty.
+fn guest_symbols(file: &Path) -> Result<(), ClientError> {
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
+    let failed = |what| move |source| ClientError::Socket { what, address, source };
+    let listener = TcpListener::bind(address).map_err(failed("bind to"))?;
+    listener.set_nonblocking(true).map_err(failed("use"))?;
+    let mut text = File::create(file).map_err(|error| ClientError::Told(format!("{}: {error}", file.display())))?;
+    let start = Instant::now();
+    while start.elapsed() < SYMBOLS_LIMIT {
+        match listener.accept() {
+            Ok((guest, _)) => {
+                guest.set_nonblocking(false).and_then(|()| guest.set_read_timeout(Some(SYMBOLS_LIMIT))).map_err(failed("use"))?;
+                return io::copy(&mut guest.take(SYMBOLS_BYTES), &mut text).map(drop).map_err(failed("read from a guest at"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(SYMBOLS_LOOK),
+            Err(error) => return Err(failed("accept a guest at")(error)),
+        }
+    }
+    Ok(())
 }
 
 /// Sends requests to each server from a thread of its own; `tell` gets the progress of the first.

@@ -93,7 +93,6 @@ pub struct Lab {
     emulator: Child,
     connection: Option<Connection>,
     clock: Clock,
-    takes_turns: bool,
     /// Whether the host's time stands still while no command runs.
     time_stops: bool,
     /// The interval at which arrivals at the RT NIC are released, us; none if they are not held back.
@@ -167,7 +166,6 @@ impl Lab {
             emulator,
             connection: None,
             clock: machine.clock,
-            takes_turns: machine.takes_turns(),
             time_stops: machine.time_stops(),
             release_us: machine.releases_arrivals().then_some(machine.release_us),
             link: machine.link,
@@ -354,20 +352,16 @@ impl Lab {
         self.link
     }
 
-    /// Opens a log of every instruction of the host and its guests, to this pipe; it is off at first. While it is open,
-    /// the emulator takes no other requests ([`Lab::stamp_arrivals`]).
+    /// Opens a log of every instruction of the host, its guests and the clients' CPU, to this pipe; it is off at first.
+    /// While it is open, the emulator takes no other requests ([`Lab::stamp_arrivals`]).
     ///
     /// # Errors
-    /// The clock is the real one, on which the log would slow the host down by a factor of thousands; the host has
-    /// several CPUs, whose lines cannot be told apart yet; the emulator refuses.
+    /// The clock is the real one, on which the log would slow the host down by a factor of thousands; the emulator
+    /// refuses.
     pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
         if self.clock == Clock::Real {
             let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use \
                 --clock virtual";
-            return Err(LabError::Machine(said.into()));
-        }
-        if self.takes_turns {
-            let said = "instructions are traced on one CPU and with clients outside: --cpus 1 --clients outside";
             return Err(LabError::Machine(said.into()));
         }
         InstructionLog::open(&self.dir, pipe)

@@ -19,8 +19,8 @@ const DEFAULTS: [&str; 3] = ["partitioned", "outsourcing", "host-process"];
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, partitioned, outsourcing, outsourcing-interrupt,
-    /// outsourcing-only, host-process; default: partitioned, outsourcing, host-process
+    /// Methods: vanilla (with --kernel 7.2), rt-default, threaded, exclusive (with --cpus 2), partitioned, outsourcing,
+    /// outsourcing-interrupt, outsourcing-only, host-process; default: partitioned, outsourcing, host-process
     #[arg(long = "method", value_name = "METHOD", value_delimiter = ',')]
     methods: Vec<String>,
     /// The server: sockperf, memcached (over one connection) or kamailio (asked by OPTIONS)
@@ -72,7 +72,7 @@ fn stored(path: &str) -> Result<Document, String> {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = methods(args)?;
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
-    let found = args.emulated.with_clients(Clients::Outside)?.measure(outsourced, |site, images| {
+    let found = args.emulated.with_clients(Clients::Inside)?.measure(outsourced, |site, images| {
         let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
         path::measure(&plan, images)
     })?;
@@ -90,11 +90,11 @@ fn methods(args: &Options) -> anyhow::Result<Vec<String>> {
     if args.emulated.clock == Clock::Real {
         usage!("path is for the virtual clock, on which tracing takes no time; leave out --clock real");
     }
-    if args.emulated.cpus.is_some_and(|cpus| cpus != 1) {
-        usage!("path follows a request's instructions on one CPU; leave out --cpus");
-    }
     let asked = chosen("method", &args.methods, &path::METHODS)?;
     let methods = if args.methods.is_empty() { DEFAULTS.map(str::to_owned).to_vec() } else { asked };
+    if methods.iter().any(|method| method == "exclusive") && args.emulated.cpus.is_none_or(|cpus| cpus < 2) {
+        usage!("exclusive keeps a CPU of the host for the RT VM, and another for the rest: add --cpus 2");
+    }
     let is_plain = args.emulated.kernel == Kernel::Plain72;
     if methods.iter().any(|method| (method == "vanilla") != is_plain) {
         usage!(
@@ -170,7 +170,8 @@ mod tests {
             (vec!["--clock", "real"], "virtual clock"),
             (vec!["--method", "vanilla"], "--kernel 7.2"),
             (vec!["--kernel", "7.2"], "vanilla"),
-            (vec!["--method", "exclusive"], "not one of"),
+            (vec!["--method", "exclusive"], "--cpus 2"),
+            (vec!["--method", "shared"], "not one of"),
             (vec!["--requests", "0"], "1..=100000"),
             (vec!["--server", "nginx"], "sockperf, memcached or kamailio"),
             (vec!["--baseline", "no-such-file"], "No such file"),

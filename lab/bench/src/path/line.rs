@@ -51,9 +51,15 @@ impl Level {
 /// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// The instruction at this address will be executed.
-    Instruction(u64, Level),
-    /// The previous line's instruction was not executed: the CPU stopped before it, and a later line logs it again.
+    /// This CPU will execute the instruction at this address.
+    Instruction {
+        /// The CPU's number.
+        cpu: usize,
+        /// Virtual address.
+        address: u64,
+        level: Level,
+    },
+    /// The previous line's instruction was not executed: its CPU stopped before it, and a later line logs it again.
     Stopped,
 }
 
@@ -63,13 +69,15 @@ pub(crate) fn parse(line: &[u8]) -> Option<Line> {
         return Some(Line::Stopped);
     }
     let fields = line.strip_prefix(b"Trace ")?;
+    let cpu = fields.get(..fields.iter().position(|byte| *byte == b':')?)?;
+    let cpu = std::str::from_utf8(cpu).ok()?.parse().ok()?;
     let open = fields.iter().position(|byte| *byte == b'[')?;
     let fields = fields.get(open + 1..)?;
     let fields = fields.get(..fields.iter().position(|byte| *byte == b']')?)?;
     // [code segment's base/address/flags/flags of the translation]
     let mut fields = fields.split(|byte| *byte == b'/').skip(1).map(hexadecimal);
     let (address, flags) = (fields.next()??, fields.next()??);
-    Some(Line::Instruction(address, Level::of(flags)))
+    Some(Line::Instruction { cpu, address, level: Level::of(flags) })
 }
 
 /// Parses up to 16 digits, with or without `0x`.
@@ -86,12 +94,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_address_and_level() {
+    fn a_line_tells_cpu_address_and_level() {
         let line = |flags: &str| {
-            format!("Trace 0: 0x7f0a4c0a2b40 [0000000000000000/ffffffff8129f6e0/{flags}/ff020701] __switch_to_asm")
+            format!("Trace 3: 0x7f0a4c0a2b40 [0000000000000000/ffffffff8129f6e0/{flags}/ff020701] __switch_to_asm")
         };
         let level = |flags: &str| match parse(line(flags).as_bytes()) {
-            Some(Line::Instruction(0xffff_ffff_8129_f6e0, level)) => level,
+            Some(Line::Instruction { cpu: 3, address: 0xffff_ffff_8129_f6e0, level }) => level,
             other => panic!("{other:?}"),
         };
         assert_eq!(level("0x0040c0b0"), Level::HostKernel);
@@ -111,6 +119,9 @@ mod tests {
         for line in [
             "",
             "Trace ",
+            "Trace 0x0: 0x1 [0/1/0]",
+            "Trace -1: 0x1 [0/1/0]",
+            "Trace : 0x1 [0/1/0]",
             "Trace 0: [",
             "Trace 0: []",
             "Trace 0: [0/1]",

@@ -1,14 +1,14 @@
 //! `path`: the exact number of instructions of a request, by function. No paper has it; it is Access'18's IV-D at the
 //! finest possible resolution.
 //!
-//! In: methods on one emulated host (virtual clock), without load. Out: a [`Document`]. The emulator logs every
-//! instruction that it executes, of host and guest, from just before a request is sent until its reply has arrived. The
-//! log takes no virtual time.
+//! In: methods on one emulated host (virtual clock), without load, with clients inside. Out: a [`Document`]. The
+//! emulator logs every instruction that it executes, of host and guest, while requests are sent. The log takes no
+//! virtual time.
 //!
 //! ```text
-//! emulator --a line an instruction--> pipe --> line (address, level)          (capture: the thread that reads)
+//! emulator --a line an instruction--> pipe --> line (CPU, address, level)     (capture: the thread that reads)
 //!   --> symbols (function, by what host and guest said of themselves: sources)
-//!   --> window (the request's runs of functions) --> stages (phase, thread, level) --> report (document, table)
+//!   --> window (each request's runs of functions) --> stages (phase, CPU, thread, level) --> report (document, table)
 //! ```
 //!
 //! Only [`capture`], [`sources`] and this file do I/O.
@@ -36,7 +36,8 @@ pub(crate) use compare::compare;
 use ontime_figures::stats::Summary;
 pub(crate) use report::{Document, Method, PATH_VERSION, ReportError, sequence, table};
 
-use crate::client::{self, ClientConfig, Peer};
+use crate::client::ClientConfig;
+use crate::client_side::Order;
 use crate::error::MeasureError;
 use crate::experiments::rt_server::Case;
 use crate::host::{Host, PlannedHost, Site, size};
@@ -45,25 +46,25 @@ use crate::progress::progress;
 use crate::schema::Load;
 use crate::server::{self, PlacedServer, ServerPlace};
 use crate::trial::{self, CaseResults};
-use crate::voip::sipp::Asker;
-use crate::workload::{Client, SOCKPERF, Workload};
-use capture::{Reader, Traced};
+use crate::workload::{self, SOCKPERF, Workload};
+use capture::Reader;
 use stages::Request;
 use symbols::Names;
 
-/// The methods: those of `rt-server` that work with one CPU.
-pub(crate) const METHODS: [&str; 8] = [
+/// The methods.
+pub(crate) const METHODS: [&str; 9] = [
     "vanilla",
     "rt-default",
     "threaded",
+    "exclusive",
     "partitioned",
     "outsourcing",
     "outsourcing-interrupt",
     "outsourcing-only",
     "host-process",
 ];
-/// Requests before the first traced request.
-pub(crate) const WARM_UP: u64 = 100;
+/// Requests before the first that counts.
+const WARM_UP: u64 = 50;
 
 /// Why requests could not be traced.
 #[derive(Debug, thiserror::Error)]
@@ -118,13 +119,15 @@ impl Program {
         }
     }
 
-    /// The peer that sends its requests, once the program is up.
-    fn peer(self, host: &mut Host, config: &ClientConfig) -> Result<Box<dyn Peer>, MeasureError> {
-        Ok(match self.workload().ready(host, config.seed)? {
-            Client::Memcached { outside: Some(client), .. } => client,
-            Client::Voip => Box::new(Asker::open(config.server)?),
-            _ => Box::new(client::sockperf(config)?),
-        })
+    /// Sends its requests, once the program is up.
+    fn send(self, host: &mut Host, load: &workload::Load<'_>) -> Result<(), MeasureError> {
+        let workload = self.workload();
+        if self == Self::Kamailio {
+            let config = ClientConfig::new(workload.on(host), load.requests, load.seed);
+            return Order::SipOptions(config).run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
+        }
+        let client = workload.ready(host, load.seed)?;
+        workload.send(client, host, load)
     }
 
     /// Response times on the wire, us: the median and the longest. None for Kamailio, because the analysis there reads
@@ -181,7 +184,6 @@ pub(crate) fn measure(plan: &PathPlan, images: &Images) -> Result<CaseResults<Me
     let mut placed =
         PlacedServer::new(plan.program.workload().server(), &ground, cases.iter().any(Case::is_outsourced))?;
     SYMBOLS.bring(&plan.site.dir.join("files"))?;
-    let symbols = sources::GuestSymbols::listen()?;
     let host = ground.start(&[], &server::CONFIG)?;
     let mut told = None;
     trial::each(
@@ -196,7 +198,7 @@ pub(crate) fn measure(plan: &PathPlan, images: &Images) -> Result<CaseResults<Me
             placed.put(host, place)?;
             if told.is_none() && place != ServerPlace::Process {
                 progress("the guest tells what its addresses mean");
-                told = Some(symbols.receive(host)?);
+                told = Some(sources::guest_symbols(host)?);
             }
             measure_case(host, plan, case, told.as_deref())
         },
@@ -208,15 +210,22 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
     host.apply(case.method())?;
     let sources = sources::gather(host, &plan.site.programs.ontime, guest)?;
     let unnamed = case.place() != ServerPlace::Process && sources.guest_kernel.is_empty();
-    let reader = Reader::start(&isolate::enter()?.join("instructions"), Names::new(sources))?;
+    let cpus = usize::from(plan.site.machine.cpus);
+    let reader = Reader::start(&isolate::enter()?.join("instructions"), cpus, Names::new(sources))?;
     let capture = host.capture("rt");
     let from = size(&capture);
-    let stretches = trace(host, plan, &case.name, &reader);
-    let names = reader.end()?;
-    let stretches = stretches?;
+    let captures = [capture.clone(), host.capture("bulk")];
+    let requests = WARM_UP + plan.requests;
+    let load = workload::Load { requests, seed: plan.seed, captures: &captures, dir: &host.dir.clone(), name: &case.name };
+    let mut log = host.lab()?.instruction_log(reader.path())?;
+    log.on()?;
+    let sent = plan.program.send(host, &load);
+    log.off()?;
+    sent?;
+    let (traced, names) = reader.end()?;
     let (mut requests, mut missed) = (Vec::new(), BTreeMap::new());
-    for stretch in stretches {
-        match stretch {
+    for one in traced.into_iter().skip(WARM_UP as usize).take(plan.requests as usize) {
+        match one {
             Ok(runs) => requests.push(Request::of(&runs, &names)),
             Err(why) => *missed.entry(why.to_string()).or_default() += 1,
         }
@@ -232,21 +241,6 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
         method.notes.push("the guest did not tell its symbols: its functions are in one".to_owned());
     }
     Ok(Measured { method, median, kernel: host.kernel.clone() })
-}
-
-/// Sends the requests. Returns the trace of each.
-fn trace(host: &mut Host, plan: &PathPlan, name: &str, reader: &Reader) -> Result<Vec<capture::Stretch>, MeasureError> {
-    let config = ClientConfig::new(plan.program.workload().on(host), WARM_UP + plan.requests, plan.seed);
-    let asker = plan.program.peer(host, &config)?;
-    host.stamp_arrivals(true)?;
-    let captures = [host.capture("rt"), host.capture("bulk")];
-    let log = host.lab()?.instruction_log(reader.path())?;
-    let mut peer = Traced::new(asker, log, reader, WARM_UP);
-    let asked = host.requests_to(&mut peer, config, &captures, name);
-    let stretches = peer.into_stretches();
-    asked?;
-    host.stamp_arrivals(false)?;
-    Ok(stretches)
 }
 
 #[cfg(test)]

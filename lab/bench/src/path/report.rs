@@ -14,7 +14,7 @@ use super::line::Level;
 use super::stages::{Phase, Request, Stage};
 
 /// The version of the document; any change of a field raises it.
-pub(crate) const PATH_VERSION: u32 = 1;
+pub(crate) const PATH_VERSION: u32 = 2;
 /// Number of functions per method in the table.
 const SHOWN: usize = 20;
 
@@ -50,8 +50,7 @@ pub(crate) struct Method {
     pub median: u64,
     /// Those of the slowest.
     pub slowest: u64,
-    /// Median of the response times at the wire, us, of all requests while the log was switched on and off; `null`
-    /// where nothing was answered.
+    /// Median of the response times at the wire, us; `null` where nothing was answered.
     pub wire_p50_us: Option<f64>,
     /// The longest of them, us.
     pub wire_max_us: Option<f64>,
@@ -69,6 +68,8 @@ pub(crate) struct Method {
 pub(crate) struct StageRow {
     /// Part of the way.
     pub phase: Phase,
+    /// Number of the host's CPU.
+    pub cpu: usize,
     /// Whose thread.
     pub thread: String,
     /// Kernel or program, host or guest.
@@ -188,6 +189,7 @@ fn stages(median: &Request, slowest: &Request) -> Vec<StageRow> {
     };
     let row = |stage: &Stage| StageRow {
         phase: stage.phase,
+        cpu: stage.cpu,
         thread: stage.thread.description().to_owned(),
         level: stage.level,
         median: of(median, stage),
@@ -236,11 +238,15 @@ fn method_table(of: &Method) -> String {
     if let (Some(median), Some(longest)) = (of.wire_p50_us, of.wire_max_us) {
         text.push_str(&format!("; at the wire: p50 {}, max {} us", number::us(median), number::us(longest)));
     }
-    text.push_str(&format!("\n\n{:<13} {:<20} {:<13} {:>9} {:>9}\n", "phase", "thread", "level", "median", "slowest"));
+    text.push_str(&format!(
+        "\n\n{:<13} {:<4} {:<20} {:<13} {:>9} {:>9}\n",
+        "phase", "CPU", "thread", "level", "median", "slowest"
+    ));
     for row in &of.stages {
-        text.push_str(&line([row.phase.description(), &row.thread, row.level.description()], row.median, row.slowest));
+        let (phase, cpu, level) = (row.phase.description(), row.cpu.to_string(), row.level.description());
+        text.push_str(&line([phase, &cpu, &row.thread, level], row.median, row.slowest));
     }
-    text.push_str(&line(["in all", "", ""], of.median, of.slowest));
+    text.push_str(&line(["in all", "", "", ""], of.median, of.slowest));
     text.push_str(&format!(
         "\n{:>9} {:>9}  functions of the median request, of {}\n",
         "median",
@@ -256,8 +262,9 @@ fn method_table(of: &Method) -> String {
     text
 }
 
-fn line([phase, thread, level]: [&str; 3], median: u64, slowest: u64) -> String {
-    format!("{phase:<13} {thread:<20} {level:<13} {:>9} {:>9}\n", number::count(median), number::count(slowest))
+fn line([phase, cpu, thread, level]: [&str; 4], median: u64, slowest: u64) -> String {
+    let [median, slowest] = [median, slowest].map(number::count);
+    format!("{phase:<13} {cpu:<4} {thread:<20} {level:<13} {median:>9} {slowest:>9}\n")
 }
 
 fn function_line(row: &FunctionRow) -> String {
@@ -265,15 +272,17 @@ fn function_line(row: &FunctionRow) -> String {
     format!("{median:>9} {slowest:>9}  {:<12}  {}\n", row.level.description(), row.function)
 }
 
-/// A request's functions in order: instructions before it, its own, phase, thread, level and name, separated by tabs.
+/// A request's functions in order: instructions before it, its own, phase, CPU, thread, level and name, separated by
+/// tabs.
 pub(crate) fn sequence(method: &str, request: &Request) -> String {
     let mut text = format!("# {method}: the median request, {} instructions\n", request.instructions);
-    text.push_str("# start\tcount\tphase\tthread\tlevel\tfunction\n");
+    text.push_str("# start\tcount\tphase\tCPU\tthread\tlevel\tfunction\n");
     let mut start = 0;
     for step in &request.steps {
         let stage = &step.stage;
         let (phase, thread, level) = (stage.phase.description(), stage.thread.description(), stage.level.description());
-        text.push_str(&format!("{start}\t{}\t{phase}\t{thread}\t{level}\t{}\n", step.count, step.function));
+        let (cpu, count) = (stage.cpu, step.count);
+        text.push_str(&format!("{start}\t{count}\t{phase}\t{cpu}\t{thread}\t{level}\t{}\n", step.function));
         start += step.count;
     }
     text

@@ -1,15 +1,15 @@
 //! Assigns the instructions of one request to stages.
 //!
-//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a thread and a
-//! level. All three are found from functions alone:
+//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a CPU, a thread
+//! and a level. Phase and thread are found from functions alone:
 //!
-//! - The thread changes at `__switch_to_asm`, which counts for the thread that is switched out. The new thread is
+//! - A CPU's thread changes at `__switch_to_asm`, which counts for the thread that is switched out. The new thread is
 //!   identified by the first function that only one kind of thread runs: its main function, to which it returns from a
 //!   wait, a guest's function, or a program's.
 //! - The server's side is the guest, if one runs within the request, otherwise the last program. Instructions before
 //!   its first one are host receive; instructions after its last one are host send.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,11 +41,13 @@ impl Phase {
     }
 }
 
-/// A phase, a thread and a level.
+/// A phase, a CPU, a thread and a level.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Stage {
     /// Part of the way.
     pub phase: Phase,
+    /// The CPU's number.
+    pub cpu: usize,
     /// Kind of thread.
     pub thread: Thread,
     /// Kernel or program, host or guest.
@@ -78,12 +80,12 @@ pub(crate) struct Request {
 impl Request {
     /// Builds the request from these runs, with the functions in `names`.
     pub(crate) fn of(runs: &[Run], names: &Names) -> Self {
-        let known: Vec<(&Function, u64)> =
-            runs.iter().filter_map(|run| Some((names.get(run.function)?, run.count))).collect();
+        let known: Vec<(usize, &Function, u64)> =
+            runs.iter().filter_map(|run| Some((run.cpu, names.get(run.function)?, run.count))).collect();
         let (threads, phases) = (threads(&known), phases(&known));
         let mut request = Self::default();
-        for ((&(function, count), thread), phase) in known.iter().zip(threads).zip(phases) {
-            request.add(Stage { phase, thread, level: function.level }, function, count);
+        for ((&(cpu, function, count), thread), phase) in known.iter().zip(threads).zip(phases) {
+            request.add(Stage { phase, cpu, thread, level: function.level }, function, count);
         }
         request
     }
@@ -100,32 +102,41 @@ impl Request {
 }
 
 /// The thread of every run.
-fn threads(runs: &[(&Function, u64)]) -> Vec<Thread> {
-    let mut threads = Vec::with_capacity(runs.len());
-    for turn in runs.split_inclusive(|(function, _)| function.mark == Mark::Switch) {
-        // The first thread interrupts the idle process, and runs no function that identifies it.
-        let unknown = if threads.is_empty() { Thread::Interrupt } else { Thread::Other };
-        let told = turn.iter().find_map(|(function, _)| match &function.mark {
-            Mark::Thread(thread) => Some(thread.clone()),
-            Mark::Idle => Some(Thread::Idle),
-            _ => None,
-        });
-        let thread = told.unwrap_or(unknown);
-        threads.extend(std::iter::repeat_n(thread, turn.len()));
+fn threads(runs: &[(usize, &Function, u64)]) -> Vec<Thread> {
+    let mut threads = vec![Thread::Other; runs.len()];
+    for cpu in runs.iter().map(|(cpu, ..)| *cpu).collect::<BTreeSet<_>>() {
+        let of_cpu: Vec<usize> = (0..runs.len()).filter(|at| runs.get(*at).is_some_and(|run| run.0 == cpu)).collect();
+        let mark = |at: &usize| runs.get(*at).map_or(&Mark::None, |(_, function, _)| &function.mark);
+        for (number, stretch) in of_cpu.split_inclusive(|at| *mark(at) == Mark::Switch).enumerate() {
+            let told = stretch.iter().find_map(|at| match mark(at) {
+                Mark::Thread(thread) => Some(thread.clone()),
+                _ => None,
+            });
+            let thread = match told {
+                // What interrupts the idle process and wakes a thread.
+                None | Some(Thread::Idle) if number == 0 => Thread::Interrupt,
+                None => Thread::Other,
+                Some(thread) => thread,
+            };
+            for at in stretch {
+                if let Some(place) = threads.get_mut(*at) {
+                    place.clone_from(&thread);
+                }
+            }
+        }
     }
     threads
 }
 
 /// The phase of every run.
-fn phases(runs: &[(&Function, u64)]) -> Vec<Phase> {
-    let has_guest = runs.iter().any(|(function, _)| function.level.in_guest());
+fn phases(runs: &[(usize, &Function, u64)]) -> Vec<Phase> {
+    let has_guest = runs.iter().any(|(_, function, _)| function.level.in_guest());
     // A program that runs earlier is not the server; it may be the daemon.
-    let of_program =
-        |(function, _): &&(&Function, u64)| function.level == Level::HostUser && function.mark != Mark::Idle;
-    let server = runs.iter().rfind(of_program).map(|(function, _)| &function.mark);
-    let is_server = |run: &(&Function, u64)| match has_guest {
-        true => run.0.level.in_guest(),
-        false => of_program(&run) && server == Some(&run.0.mark),
+    let of_program = |function: &Function| function.level == Level::HostUser;
+    let server = runs.iter().rfind(|(_, function, _)| of_program(function)).map(|(_, function, _)| &function.mark);
+    let is_server = |(_, function, _): &(usize, &Function, u64)| match has_guest {
+        true => function.level.in_guest(),
+        false => of_program(function) && server == Some(&function.mark),
     };
     let first = runs.iter().position(is_server).unwrap_or(runs.len());
     let last = runs.iter().rposition(is_server).unwrap_or(runs.len());

@@ -9,19 +9,21 @@ use super::line::Level;
 
 /// Limit of cached addresses. When it is reached, the cache is emptied.
 const REMEMBERED: usize = 1 << 20;
-/// The process that keeps the emulated CPU from halting (docs/design/lab.md).
-const IDLE: &str = "lab-spin";
+/// The kernel's functions that halt an idle CPU (Linux 6.12 and 7.2): each executes `hlt`, or calls the next.
+const HALTS: [&str; 3] = ["acpi_safe_halt", "default_idle", "pv_native_safe_halt"];
 
 /// The meaning of a function for the path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Mark {
     /// No meaning.
     None,
-    /// The CPU is idle.
-    Idle,
+    /// The CPU is about to halt: the first instruction of a function that halts it.
+    Halt,
+    /// A further instruction of such a function. Some are executed before the halt, others after it.
+    AroundHalt,
     /// An interrupt begins.
     Interrupt,
-    /// The NIC's driver handles arrivals.
+    /// The NIC's driver begins to handle arrivals.
     Receive,
     /// The NIC's driver sends.
     Transmit,
@@ -47,7 +49,7 @@ pub(crate) enum Thread {
     Vcpu,
     /// A thread of a program, by the program's name.
     Process(String),
-    /// The idle process: no thread was runnable in the middle of the request.
+    /// The idle process: in the middle of the request the CPU had no other thread to run.
     Idle,
     /// A thread that ran no known function.
     Other,
@@ -78,6 +80,7 @@ fn thread(function: &str) -> Option<Thread> {
         "napi_threaded_poll" | "napi_threaded_poll_loop" => Thread::Napi,
         "run_ksoftirqd" | "smpboot_thread_fn" | "run_ktimerd" => Thread::Softirq,
         "vhost_task_fn" | "vhost_run_work_list" => Thread::Vhost,
+        "do_idle" => Thread::Idle,
         "kvm_sched_in"
         | "kvm_arch_vcpu_ioctl_run"
         | "kvm_vcpu_ioctl"
@@ -130,10 +133,10 @@ impl Symbols {
         self.0.is_empty()
     }
 
-    /// The last function that begins at or before `address`.
-    pub(crate) fn at(&self, address: u64) -> Option<&str> {
+    /// The last function that begins at or before `address`: where it begins, and its name.
+    pub(crate) fn at(&self, address: u64) -> Option<(u64, &str)> {
         let behind = self.0.partition_point(|(start, _)| *start <= address);
-        self.0.get(behind.checked_sub(1)?).map(|(_, name)| name.as_str())
+        self.0.get(behind.checked_sub(1)?).map(|(start, name)| (*start, name.as_str()))
     }
 }
 
@@ -250,21 +253,21 @@ impl Names {
         let Sources { host_kernel, host_maps, guest_kernel, guest_maps, ontime } = &self.sources;
         let (name, mark) = match level {
             Level::HostKernel => {
-                let name = host_kernel.at(address).unwrap_or("unknown");
-                (name.to_owned(), mark(name))
+                let (start, name) = host_kernel.at(address).unwrap_or((0, "unknown"));
+                (name.to_owned(), mark(name, address == start))
             }
             Level::GuestKernel => {
-                (guest_kernel.at(address).unwrap_or("guest kernel").to_owned(), Mark::Thread(Thread::Vcpu))
+                let name = guest_kernel.at(address).map_or("guest kernel", |(_, name)| name);
+                (name.to_owned(), Mark::Thread(Thread::Vcpu))
             }
             Level::GuestUser => {
                 let file = guest_maps.at(address).map_or("guest user", |of| of.file.as_str());
                 (file.to_owned(), Mark::Thread(Thread::Vcpu))
             }
             Level::HostUser => match host_maps.at(address) {
-                Some(of) if of.process == IDLE => (IDLE.to_owned(), Mark::Idle),
                 Some(of) => {
                     let symbol = if of.file == "ontime" { ontime.at(address - of.start + of.offset) } else { None };
-                    let name = symbol.map_or_else(|| of.file.clone(), |symbol| format!("{symbol} [{}]", of.file));
+                    let name = symbol.map_or_else(|| of.file.clone(), |(_, symbol)| format!("{symbol} [{}]", of.file));
                     (name, Mark::Thread(Thread::Process(of.process.clone())))
                 }
                 None => ("unknown program".to_owned(), Mark::None),
@@ -274,12 +277,13 @@ impl Names {
     }
 }
 
-/// The meaning of a function of the host's kernel. Parts that the compiler split off (`.isra.0`) count as the whole
-/// function.
-fn mark(name: &str) -> Mark {
+/// The meaning of an instruction of the host's kernel in this function; `is_first`: the function's first instruction.
+/// Parts that the compiler split off (`.isra.0`) count as the whole function.
+fn mark(name: &str, is_first: bool) -> Mark {
     let plain = name.split([' ', '.']).next().unwrap_or(name);
     match plain {
-        "e1000_intr_msix_rx" => Mark::Receive,
+        _ if HALTS.contains(&plain) => if is_first { Mark::Halt } else { Mark::AroundHalt },
+        "e1000_intr_msix_rx" if is_first => Mark::Receive,
         "e1000_xmit_frame" => Mark::Transmit,
         "__switch_to_asm" => Mark::Switch,
         "irq_entries_start" | "asm_common_interrupt" => Mark::Interrupt,
@@ -294,11 +298,11 @@ mod tests {
 
     const KALLSYMS: &str = "ffffffff81000000 T startup_64\n0000000000000000 A fixed\nffffffff81000000 T \
         __text\nffffffff8129f6e0 T __switch_to_asm\nffffffff8129f6d0 t __pfx_x\nffffffff8129f700 D \
-        data\nffffffffc04b9f20 t e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
+        data\nffffffff81300000 t pv_native_safe_halt\nffffffffc04b9f20 t e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
     const MAPS: &str = "process 12 ontime device\n55d000001000-55d000003000 r-xp 00001000 fe:00 12 \
         /usr/local/bin/ontime\n7f0000000000-7f0000001000 r-xp 00000000 fe:00 9 \
-        /usr/lib/libc.so.6\n7f0000001000-7f0000002000 rw-p 00000000 00:00 0\nprocess 3 lab-spin\n00401000-00402000 \
-        r-xp 00001000 fe:00 1 /usr/local/sbin/lab-spin\nodd\n";
+        /usr/lib/libc.so.6\n7f0000001000-7f0000002000 rw-p 00000000 00:00 0\nprocess 3 sockperf\n00401000-00402000 \
+        r-xp 00001000 fe:00 1 /usr/bin/sockperf\nodd\n";
 
     fn names() -> Names {
         Names::new(Sources {
@@ -320,7 +324,7 @@ mod tests {
         };
         assert_eq!(of(0xffff_ffff_8129_f6e4, Level::HostKernel), ("__switch_to_asm".into(), Mark::Switch));
         assert_eq!(
-            of(0xffff_ffff_c04b_9f21, Level::HostKernel),
+            of(0xffff_ffff_c04b_9f20, Level::HostKernel),
             ("e1000_intr_msix_rx.isra.0 [e1000e]".into(), Mark::Receive)
         );
         assert_eq!(of(0xffff_ffff_8100_0001, Level::HostKernel).0, "startup_64");
@@ -328,7 +332,8 @@ mod tests {
         let device = Mark::Thread(Thread::Process("ontime device".into()));
         assert_eq!(of(0x55d0_0000_1900, Level::HostUser), ("serve [ontime]".into(), device.clone()));
         assert_eq!(of(0x7f00_0000_0010, Level::HostUser), ("libc.so.6".into(), device));
-        assert_eq!(of(0x40_1000, Level::HostUser), ("lab-spin".into(), Mark::Idle));
+        assert_eq!(of(0xffff_ffff_8130_0000, Level::HostKernel), ("pv_native_safe_halt".into(), Mark::Halt));
+        assert_eq!(of(0xffff_ffff_8130_0002, Level::HostKernel), ("pv_native_safe_halt".into(), Mark::AroundHalt));
         assert_eq!(of(0x9999, Level::HostUser), ("unknown program".into(), Mark::None));
         // The same address in a guest is another function. This guest has sent no symbols.
         assert_eq!(of(0xffff_ffff_8129_f6e4, Level::GuestKernel).0, "guest kernel");
@@ -337,7 +342,7 @@ mod tests {
 
     #[test]
     fn only_what_is_executable_is_kept() {
-        assert_eq!(Maps::parse(MAPS.lines()).processes(), ["ontime device", "ontime device", "lab-spin"]);
+        assert_eq!(Maps::parse(MAPS.lines()).processes(), ["ontime device", "ontime device", "sockperf"]);
         assert!(Symbols::kallsyms("".lines()).is_empty() && Symbols::default().at(u64::MAX).is_none());
     }
 }

@@ -26,16 +26,20 @@ pub(super) fn names() -> Names {
     })
 }
 
-fn recorded(log: &str) -> (Result<Vec<Run>, Incomplete>, Names) {
-    let (mut cutter, mut names) = (Cutter::default(), names());
+type Requests = Vec<Result<Vec<Run>, Incomplete>>;
+
+/// What a host with two CPUs has executed.
+fn recorded(log: &str) -> (Requests, Names) {
+    let (mut cutter, mut names) = (Cutter::new(2), names());
     // In parts of arbitrary size, as from a pipe.
     log.as_bytes().chunks(777).for_each(|part| cutter.read(part, &mut names));
     (cutter.finish(&names), names)
 }
 
 fn request(log: &str) -> Request {
-    let (runs, names) = recorded(log);
-    Request::of(&runs.unwrap(), &names)
+    let (requests, names) = recorded(log);
+    let [Ok(runs)] = requests.as_slice() else { panic!("{} requests", requests.len()) };
+    Request::of(runs, &names)
 }
 
 #[test]
@@ -87,31 +91,64 @@ fn stages_and_functions_of_a_request_are_its_whole() {
 #[test]
 fn a_trace_without_begin_or_end_is_no_request() {
     let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
-    let busy: String = lines.iter().skip_while(|line| line.contains("401000")).copied().collect();
-    assert_eq!(recorded(&busy).0, Err(Incomplete::Busy));
-    let idle: String = lines.iter().take_while(|line| line.contains("401000")).copied().collect();
-    assert_eq!(recorded(&idle).0, Err(Incomplete::NoBegin));
-    let half: String = lines.iter().take(lines.len() / 2).copied().collect();
-    assert_eq!(recorded(&half).0, Err(Incomplete::NoEnd));
-    assert_eq!(recorded("").0, Err(Incomplete::Busy));
+    assert_eq!(recorded(&lines[1..].concat()).0, [Err(Incomplete::Busy)]);
+    assert_eq!(recorded(&lines[..3].concat()).0, []);
+    assert_eq!(recorded(&lines[..lines.len() / 2].concat()).0, [Err(Incomplete::NoEnd)]);
+    assert_eq!(recorded("").0, []);
 }
 
 #[test]
-fn a_reply_ends_a_request_also_where_the_log_ends_with_it() {
-    let (whole, names) = recorded(LOG);
-    let last = names.get(whole.as_ref().unwrap().last().unwrap().function).unwrap();
-    assert_eq!(last.mark, Mark::Transmit);
-    // The request is complete from the last instruction but one in the driver on.
+fn requests_follow_each_other_where_the_cpu_halts_between_them() {
+    let one = recorded(LOG).0;
+    assert_eq!(recorded(&LOG.repeat(3)).0, [one.clone(), one.clone(), one.clone()].concat());
+    // The second arrives while the CPU is still busy: where its work began is not known.
+    let second: String = LOG.split_inclusive('\n').skip(3).collect();
+    let found = recorded(&[LOG, second.as_str(), LOG].concat()).0;
+    assert_eq!(found, [one.clone(), vec![Err(Incomplete::Busy)], one].concat());
+}
+
+#[test]
+fn an_arrival_without_a_reply_is_no_part_of_the_next_request() {
     let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
-    let ends: Vec<bool> = (1..6).map(|less| recorded(&lines[..lines.len() - less].concat()).0.is_ok()).collect();
-    assert!(ends.iter().all(|is_whole| *is_whole), "{ends:?}");
+    let unanswered = lines[..lines.len() / 2].concat();
+    assert_eq!(recorded(&[unanswered.as_str(), LOG].concat()).0, recorded(LOG).0);
+}
+
+#[test]
+fn a_request_has_the_instructions_of_all_cpus_of_the_host() {
+    let whole = request(LOG);
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    // From the second switch on, the request goes on on the other CPU, which halted before.
+    let switches = |line: &&&str| line.contains("/ffffffff99c9f6e0/");
+    let from = lines.iter().enumerate().filter(|(_, line)| switches(line)).nth(1).unwrap().0 + 1;
+    let other: String = lines[from..].iter().map(|line| line.replace("Trace 0:", "Trace 1:")).collect();
+    let halt = lines[..3].concat().replace("Trace 0:", "Trace 1:");
+    let moved = request(&[halt, lines[..from].concat(), other].concat());
+    assert_eq!(moved.instructions, whole.instructions);
+    assert_eq!(moved.functions, whole.functions);
+    let cpus: Vec<usize> = moved.stages.iter().map(|(stage, _)| stage.cpu).collect();
+    assert!(cpus.is_sorted() && cpus.first() == Some(&0) && cpus.last() == Some(&1), "{cpus:?}");
+    // The clients' CPU is not the host's.
+    let clients: String =
+        lines.iter().map(|line| [line.replace("Trace 0:", "Trace 2:"), (*line).to_owned()].concat()).collect();
+    assert_eq!(recorded(&clients).0, recorded(LOG).0);
+}
+
+#[test]
+fn a_reply_ends_a_request_where_the_driver_returns() {
+    let (requests, names) = recorded(LOG);
+    let last = requests[0].as_ref().unwrap().last().unwrap();
+    assert_eq!(names.get(last.function).unwrap().mark, Mark::Transmit);
+    // The last line is the next interrupt's.
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    assert_eq!(recorded(&lines[..lines.len() - 1].concat()).0, [Err(Incomplete::NoEnd)]);
 }
 
 #[test]
 fn odd_bytes_change_nothing() {
     let mut odd = vec![b'x'; 5_000];
     odd.extend_from_slice(b"\n\n\xff\xfe\nTrace 0: [\n");
-    let (mut cutter, mut names) = (Cutter::default(), names());
+    let (mut cutter, mut names) = (Cutter::new(2), names());
     for part in [&odd[..], LOG.as_bytes(), &odd] {
         cutter.read(part, &mut names);
     }
@@ -131,7 +168,7 @@ fn made(functions: &[(Level, Mark, u64)]) -> Request {
     let mut names = Names::default();
     let run = |(at, (level, mark, count)): (usize, &(Level, Mark, u64))| {
         let function = Function { level: *level, name: format!("f{at}"), mark: mark.clone() };
-        Run { function: names.add(function), count: *count }
+        Run { cpu: 0, function: names.add(function), count: *count }
     };
     let runs: Vec<Run> = functions.iter().enumerate().map(run).collect();
     Request::of(&runs, &names)
@@ -154,7 +191,7 @@ fn without_a_guest_the_last_program_is_the_server() {
         (user, server(), 9),
         (kernel, Mark::Transmit, 10),
     ]);
-    let stage = |phase, thread, level| Stage { phase, thread, level };
+    let stage = |phase, thread, level| Stage { phase, cpu: 0, thread, level };
     let [sockperf, daemon] = ["sockperf", "ontime daemon"].map(|name| move || Thread::Process(name.into()));
     assert_eq!(
         request.stages,
@@ -203,7 +240,7 @@ fn median_and_slowest_stand_side_by_side() {
     assert_eq!(serde_json::from_str::<Document>(&json).unwrap(), document);
     let text = table(&document);
     assert!(text.contains("median 31") && text.contains("slowest 2,032"), "{text}");
-    assert!(sequence("partitioned", &median).contains("20\t1\thost receive\tinterrupt\thost kernel\tf1\n"));
+    assert!(sequence("partitioned", &median).contains("20\t1\thost receive\t0\tinterrupt\thost kernel\tf1\n"));
     assert!(matches!(Method::new(("m", "M"), &[], &missed), Err(ReportError::Nothing(_))));
 }
 

@@ -1,87 +1,111 @@
-//! Cuts a request out of the instructions of the whole host.
+//! Cuts requests out of the instructions of the whole host.
 //!
-//! In: the log's bytes of one stretch, in which one request arrived and was answered. Out: its [`Run`]s: functions in
-//! order, each with the number of its instructions before another function's.
+//! In: the log's bytes, in which requests arrived and were answered one after the other. Out: each request's [`Run`]s:
+//! functions in order, each with its CPU and the number of its instructions before another function's on that CPU.
 //!
-//! A request begins after the last idle instruction before the NIC's driver handles the arrival. It includes the
-//! interrupt's work for it, and the work that kept the CPU busy then. It ends with the last instruction with which the
-//! NIC's driver sends the reply, where an interrupt (of the NIC that has sent) or the driver's caller continues. Only
-//! runs are kept, and at most [`LONGEST`] of them.
+//! A request begins after the last halt of a CPU on which the NIC's driver handles the arrival. It includes the
+//! interrupt's work for it, and the work that kept the CPU busy then. On the host's other CPUs it includes all
+//! instructions from the driver's first on. It ends with the last instruction with which the NIC's driver sends the
+//! reply, where an interrupt (of the NIC that has sent) or the driver's caller continues. Only runs are kept, and at
+//! most [`LONGEST`] of them.
 
 use super::line::{self, Line};
-use super::symbols::{Function, Mark, Names};
+use super::symbols::{Mark, Names};
 
 /// Limit of a request's runs: some hundred times the usual number.
 pub(crate) const LONGEST: usize = 1 << 20;
 /// Limit of a line, bytes. A longer line is ignored.
 const LINE: usize = 512;
 
-/// A function with the number of instructions that it executed in a row.
+/// A function with the number of instructions that a CPU executed of it in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
+    /// The CPU's number.
+    pub cpu: usize,
     /// Number of the function ([`Names`]).
     pub function: u32,
     /// Number of instructions.
     pub count: u64,
 }
 
-/// Why a stretch contains no complete request.
+/// Why a request is not whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(crate) enum Incomplete {
-    /// The log started while the host was busy.
-    #[error("the host was not idle when the trace began")]
+    /// The beginning is not known.
+    #[error("the CPU that it interrupted had not halted since the request before")]
     Busy,
-    /// The beginning is missing.
-    #[error("the NIC's driver was not told of an arrival by an interrupt of its own")]
-    NoBegin,
     /// The end is missing.
     #[error("the NIC's driver sent no reply")]
     NoEnd,
-    /// The client gave the request up.
-    #[error("it was not answered in time")]
-    Unanswered,
     /// The request has too many runs.
     #[error("it has more than {LONGEST} runs of functions")]
     TooLong,
 }
 
+/// What a CPU does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Doing {
+    /// It has not halted since the log began or the last request ended: when its work began is not known.
+    #[default]
+    Unknown,
+    /// It is about to halt, or halted.
+    Halted,
+    /// It has been woken from a halt.
+    Working,
+}
+
+/// A CPU of the host.
+#[derive(Debug, Clone, Default)]
+struct Cpu {
+    doing: Doing,
+    /// Outside of a request: what it has executed since it halted.
+    since_halt: Vec<Run>,
+    /// Within a request: number of the request's first run since it halted.
+    after_halt: Option<usize>,
+}
+
 /// Progress within a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
-    /// Before the first idle instruction.
-    Unknown,
-    /// After an idle instruction.
-    Before,
+    /// No arrival has been handled since the last request ended.
+    Outside,
     /// The driver has handled an arrival.
     Inside,
-    /// The driver is sending; the function that called it.
-    Sending(u32),
-    /// The request has been sent.
-    Done,
-    /// More runs than are kept.
-    TooLong,
+    /// The driver is sending on a CPU.
+    Sending {
+        cpu: usize,
+        /// The function that called the driver.
+        caller: u32,
+    },
 }
 
-/// Cuts the request out of a stretch while its lines arrive.
+/// Cuts requests out of the log while its lines arrive.
 #[derive(Debug)]
 pub(crate) struct Cutter {
     at: At,
+    cpus: Vec<Cpu>,
+    /// Of the request that has begun.
     runs: Vec<Run>,
-    /// Index of the first run after idle instructions within a request.
-    after_idle: Option<usize>,
-    /// The last instruction. The next line shows whether it was executed.
-    pending: Option<u32>,
+    /// The last instruction, and its CPU. The next line shows whether it was executed.
+    pending: Option<(usize, u32)>,
     /// The beginning of a line whose end has not arrived.
     partial: Vec<u8>,
-}
-
-impl Default for Cutter {
-    fn default() -> Self {
-        Self { at: At::Unknown, runs: Vec::new(), after_idle: None, pending: None, partial: Vec::new() }
-    }
+    requests: Vec<Result<Vec<Run>, Incomplete>>,
 }
 
 impl Cutter {
+    /// For a host with this number of CPUs. Instructions of CPUs beyond them, which are the clients', do not count.
+    pub(crate) fn new(cpus: usize) -> Self {
+        Self {
+            at: At::Outside,
+            cpus: vec![Cpu::default(); cpus],
+            runs: Vec::new(),
+            pending: None,
+            partial: Vec::new(),
+            requests: Vec::new(),
+        }
+    }
+
     /// Takes the log's next bytes.
     pub(crate) fn read(&mut self, bytes: &[u8], names: &mut Names) {
         let mut rest = bytes;
@@ -101,34 +125,20 @@ impl Cutter {
         }
     }
 
-    /// Whether an idle instruction has been seen, so that the beginning of a following request is known.
-    pub(crate) fn saw_idle(&self) -> bool {
-        self.at != At::Unknown
-    }
-
-    /// The request, after it was answered and the stretch has ended.
-    pub(crate) fn finish(mut self, names: &Names) -> Result<Vec<Run>, Incomplete> {
+    /// The requests in the order of their arrivals, after the log has ended.
+    pub(crate) fn finish(mut self, names: &Names) -> Vec<Result<Vec<Run>, Incomplete>> {
         self.settle(names);
-        let ends_in_driver = || {
-            let last = self.runs.last().and_then(|run| names.get(run.function));
-            last.is_some_and(|function| function.mark == Mark::Transmit)
-        };
-        match self.at {
-            At::Unknown => Err(Incomplete::Busy),
-            At::Before => Err(Incomplete::NoBegin),
-            // The reply has been sent, and the log was off before the next instruction.
-            At::Sending(_) if ends_in_driver() => Ok(self.runs),
-            At::Inside | At::Sending(_) => Err(Incomplete::NoEnd),
-            At::TooLong => Err(Incomplete::TooLong),
-            At::Done => Ok(self.runs),
+        if self.at != At::Outside {
+            self.requests.push(Err(Incomplete::NoEnd));
         }
+        self.requests
     }
 
     fn line(&mut self, line: &[u8], names: &mut Names) {
         match line::parse(line) {
-            Some(Line::Instruction(address, level)) => {
+            Some(Line::Instruction { cpu, address, level }) => {
                 self.settle(names);
-                self.pending = Some(names.of(address, level));
+                self.pending = (cpu < self.cpus.len()).then(|| (cpu, names.of(address, level)));
             }
             Some(Line::Stopped) => self.pending = None,
             None => {}
@@ -137,47 +147,77 @@ impl Cutter {
 
     /// Counts the last instruction as executed.
     fn settle(&mut self, names: &Names) {
-        if let Some(number) = self.pending.take() {
+        if let Some((cpu, number)) = self.pending.take() {
             if let Some(function) = names.get(number) {
-                self.push(number, function);
+                self.push(cpu, number, &function.mark);
             }
         }
     }
 
-    fn push(&mut self, number: u32, function: &Function) {
-        match (self.at, &function.mark) {
-            (At::Done | At::TooLong, _) => return,
-            (At::Unknown | At::Before, Mark::Idle) => {
-                self.runs.clear();
-                self.at = At::Before;
+    fn push(&mut self, cpu: usize, number: u32, mark: &Mark) {
+        let Some(of) = self.cpus.get_mut(cpu) else { return };
+        match mark {
+            Mark::Halt => {
+                of.doing = Doing::Halted;
+                of.since_halt.clear();
+                of.after_halt = Some(self.runs.len());
                 return;
             }
-            (At::Unknown, _) => return,
-            (At::Before, Mark::Receive) => self.at = At::Inside,
+            Mark::AroundHalt if of.doing == Doing::Halted => return,
+            _ if of.doing == Doing::Halted => of.doing = Doing::Working,
+            _ => {}
+        }
+        match (self.at, mark) {
+            (At::Outside, Mark::Receive) if of.doing == Doing::Unknown => self.requests.push(Err(Incomplete::Busy)),
+            (At::Outside, Mark::Receive) => {
+                self.runs = std::mem::take(&mut of.since_halt);
+                self.at = At::Inside;
+                self.cpus.iter_mut().for_each(|of| of.after_halt = None);
+            }
             // The earlier arrival was not the request: it had no result.
             (At::Inside, Mark::Receive) => {
-                if let Some(from) = self.after_idle.take() {
+                if let Some(from) = of.after_halt {
                     self.runs.drain(..from.min(self.runs.len()));
+                    self.cpus.iter_mut().for_each(|of| of.after_halt = None);
                 }
             }
-            (At::Inside, Mark::Transmit) => self.at = At::Sending(self.runs.last().map_or(number, |run| run.function)),
-            (At::Sending(caller), mark) if number == caller || *mark == Mark::Interrupt => {
-                self.at = At::Done;
-                return;
+            (At::Inside, Mark::Transmit) => {
+                let caller = self.runs.iter().rfind(|run| run.cpu == cpu).map_or(number, |run| run.function);
+                self.at = At::Sending { cpu, caller };
+            }
+            (At::Sending { cpu: sender, caller }, mark)
+                if cpu == sender && (number == caller || *mark == Mark::Interrupt) =>
+            {
+                let runs = std::mem::take(&mut self.runs);
+                return self.end(Ok(runs));
             }
             _ => {}
         }
-        let kept = self.runs.len();
-        match self.runs.last_mut() {
-            Some(last) if last.function == number => last.count += 1,
-            _ if kept >= LONGEST => {
-                self.at = At::TooLong;
-                self.runs = Vec::new();
-            }
-            _ => self.runs.push(Run { function: number, count: 1 }),
+        let runs = match (self.at, self.cpus.get_mut(cpu)) {
+            (At::Outside, Some(of)) if of.doing == Doing::Working => &mut of.since_halt,
+            (At::Outside, _) => return,
+            _ => &mut self.runs,
+        };
+        let is_full = runs.len() >= LONGEST;
+        match runs.last_mut() {
+            Some(last) if (last.cpu, last.function) == (cpu, number) => last.count += 1,
+            _ if is_full => self.end(Err(Incomplete::TooLong)),
+            _ => runs.push(Run { cpu, function: number, count: 1 }),
         }
-        if self.at == At::Inside && function.mark == Mark::Idle {
-            self.after_idle = Some(self.runs.len());
+    }
+
+    /// Ends the request, or what has become too long.
+    fn end(&mut self, request: Result<Vec<Run>, Incomplete>) {
+        if self.at != At::Outside {
+            self.requests.push(request);
+        }
+        self.at = At::Outside;
+        self.runs.clear();
+        for of in &mut self.cpus {
+            of.since_halt.clear();
+            if of.doing == Doing::Working {
+                of.doing = Doing::Unknown;
+            }
         }
     }
 }
