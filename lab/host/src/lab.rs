@@ -17,7 +17,7 @@ use crate::events::EVENTS;
 use crate::images::{Images, OVERLAY};
 use crate::isolate;
 use crate::link::{self, Link, Way};
-use crate::monitor::{InstructionLog, Monitor};
+use crate::monitor::{LOG_OFF, Monitor, log_on};
 use crate::network;
 use crate::qemu::{Clients, Clock, Console, Machine, RELEASE, capture};
 
@@ -44,6 +44,10 @@ const STATE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Limit of real time for the end of a command that was killed.
 const KILLED: Duration = Duration::from_secs(10);
+/// A file in `/lab`: the emulator has taken what its monitor was told.
+const TOLD: &str = "monitor-told";
+/// Limit of the real time until the host sees that file.
+const FOLLOWED: Duration = Duration::from_secs(60);
 
 /// Least room on the disk of the lab's directory, bytes.
 const ROOM: u64 = 1 << 20;
@@ -352,19 +356,27 @@ impl Lab {
         self.link
     }
 
-    /// Opens a log of every instruction of the host, its guests and the clients' CPU, to this pipe; it is off at first.
-    /// While it is open, the emulator takes no other requests ([`Lab::stamp_arrivals`]).
+    /// Starts a log of every instruction of the host, its guests and the clients' CPU, to this pipe, or ends it. The pipe
+    /// must be read meanwhile; otherwise the host stops.
     ///
     /// # Errors
     /// The clock is the real one, on which the log would slow the host down by a factor of thousands; the emulator
-    /// refuses.
-    pub fn instruction_log(&self, pipe: &Path) -> Result<InstructionLog, LabError> {
+    /// refuses; as [`Self::run`].
+    pub fn log_instructions(&mut self, pipe: Option<&Path>) -> Result<(), LabError> {
         if self.clock == Clock::Real {
             let said = "instructions are traced on the virtual clock, which such a trace does not slow down; use \
                 --clock virtual";
             return Err(LabError::Machine(said.into()));
         }
-        InstructionLog::open(&self.dir, pipe)
+        let commands = pipe.map_or_else(|| LOG_OFF.map(str::to_owned), log_on);
+        // The emulator does not serve its monitor while the clock stands still: meanwhile the host does something.
+        let told = self.dir.join("files").join(TOLD);
+        let id = self.begin(&["sh", "-c", &format!("until [ -e /lab/{TOLD} ]; do :; done")], false, &[])?;
+        let answer = Monitor::open(&self.dir).and_then(|mut at| commands.iter().try_for_each(|line| at.tell(line)));
+        fs::write(&told, "").map_err(file("write", &told))?;
+        let ended = self.follow(id, FOLLOWED, &mut |_, _| {});
+        fs::remove_file(&told).map_err(file("remove", &told))?;
+        ended.and(answer)
     }
 
     /// Shuts the emulated host down in order.

@@ -13,7 +13,7 @@
 //!   builds the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
 //! - [`clients`] tells what else ran on the clients' CPU.
-//! - [`InstructionLog`] makes the emulator log every instruction; [`events`] finds where two runs part.
+//! - [`Lab::log_instructions`] makes the emulator log every instruction; [`events`] finds where two runs part.
 //!
 //! Clocks: [`Clock::Virtual`] counts instructions (4 ns each by default) and gives the same results on any machine; its
 //! CPUs take turns. [`Clock::Real`] is this machine's time, with several CPUs in parallel and noise.
@@ -39,5 +39,4 @@ pub use error::LabError;
 pub use kernel::Kernel;
 pub use lab::{Lab, Outcome, Programs};
 pub use link::{Link, Way};
-pub use monitor::InstructionLog;
 pub use qemu::{Clients, Clock, Console, Machine};

@@ -76,42 +76,15 @@ fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The emulator's log of every instruction (`-d exec`, one instruction per translated block): one line per executed
-/// instruction while the log is on. An instruction takes the same virtual time as without the log, but about 2.5 us of
-/// real time.
-#[derive(Debug)]
-pub struct InstructionLog {
-    monitor: Monitor,
-    pipe: String,
+/// Commands that make the emulator write a line for every instruction that it executes (`-d exec`, one instruction per
+/// translated block) to this pipe. An instruction takes the same virtual time as without the log, but about 2.5 us of
+/// real time. While the pipe is not read, the host stops.
+pub(crate) fn log_on(pipe: &Path) -> [String; 3] {
+    [format!("logfile {}", quoted(pipe)), "singlestep on".to_owned(), "log exec,nochain".to_owned()]
 }
 
-impl InstructionLog {
-    pub(crate) fn open(dir: &Path, pipe: &Path) -> Result<Self, LabError> {
-        Ok(Self { monitor: Monitor::open(dir)?, pipe: quoted(pipe) })
-    }
-
-    /// Starts writing a line for every instruction. The pipe must be read until [`Self::off`] has returned; otherwise
-    /// the host stops.
-    ///
-    /// # Errors
-    /// [`LabError::Protocol`], [`LabError::File`].
-    pub fn on(&mut self) -> Result<(), LabError> {
-        self.monitor.tell(&format!("logfile {}", self.pipe))?;
-        self.monitor.tell("singlestep on")?;
-        self.monitor.tell("log exec,nochain")
-    }
-
-    /// Stops writing. The emulator closes the pipe.
-    ///
-    /// # Errors
-    /// As [`Self::on`].
-    pub fn off(&mut self) -> Result<(), LabError> {
-        self.monitor.tell("log none")?;
-        self.monitor.tell("singlestep off")?;
-        // If its trace messages go to the same log, the emulator never closes the file.
-        self.monitor.tell("logfile /dev/null")
-    }
-}
+/// Commands that end the log. If its trace messages go to the same log, the emulator never closes the file.
+pub(crate) const LOG_OFF: [&str; 3] = ["log none", "singlestep off", "logfile /dev/null"];
 
 #[cfg(test)]
 mod tests {
@@ -142,8 +115,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let emulator =
             emulator(dir.path(), &[r#"{"return": ""}"#, r#"{"return": "unknown command: 'singlestep'\r\n"}"#]);
-        let mut log = InstructionLog::open(dir.path(), Path::new("/a \"b\"")).unwrap();
-        let said = log.on().unwrap_err().to_string();
+        let mut monitor = Monitor::open(dir.path()).unwrap();
+        let commands = log_on(Path::new("/a \"b\""));
+        let said = commands.iter().try_for_each(|command| monitor.tell(command)).unwrap_err().to_string();
         assert!(said.contains("unknown command"), "{said}");
         let heard = emulator.join().unwrap();
         assert!(heard[0].contains("qmp_capabilities") && heard[1].contains(r#"logfile \"/a \\\"b\\\"\""#), "{heard:?}");

@@ -124,7 +124,8 @@ impl Program {
         let workload = self.workload();
         if self == Self::Kamailio {
             let config = ClientConfig::new(workload.on(host), load.requests, load.seed);
-            return Order::SipOptions(config).run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
+            return Order::SipOptions(config)
+                .run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
         }
         let client = workload.ready(host, load.seed)?;
         workload.send(client, host, load)
@@ -216,12 +217,13 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
     let from = size(&capture);
     let captures = [capture.clone(), host.capture("bulk")];
     let requests = WARM_UP + plan.requests;
-    let load = workload::Load { requests, seed: plan.seed, captures: &captures, dir: &host.dir.clone(), name: &case.name };
-    let mut log = host.lab()?.instruction_log(reader.path())?;
-    log.on()?;
+    let load =
+        workload::Load { requests, seed: plan.seed, captures: &captures, dir: &host.dir.clone(), name: &case.name };
+    host.lab()?.log_instructions(Some(reader.path()))?;
     let sent = plan.program.send(host, &load);
-    log.off()?;
+    let ended = host.lab()?.log_instructions(None);
     sent?;
+    ended?;
     let (traced, names) = reader.end()?;
     let (mut requests, mut missed) = (Vec::new(), BTreeMap::new());
     for one in traced.into_iter().skip(WARM_UP as usize).take(plan.requests as usize) {

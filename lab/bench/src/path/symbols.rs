@@ -282,7 +282,13 @@ impl Names {
 fn mark(name: &str, is_first: bool) -> Mark {
     let plain = name.split([' ', '.']).next().unwrap_or(name);
     match plain {
-        _ if HALTS.contains(&plain) => if is_first { Mark::Halt } else { Mark::AroundHalt },
+        _ if HALTS.contains(&plain) => {
+            if is_first {
+                Mark::Halt
+            } else {
+                Mark::AroundHalt
+            }
+        }
         "e1000_intr_msix_rx" if is_first => Mark::Receive,
         "e1000_xmit_frame" => Mark::Transmit,
         "__switch_to_asm" => Mark::Switch,
