@@ -148,11 +148,11 @@ pub static RULES: &[Rule] = &[
         title: "bulk NICs polled again after a pause, before their interrupts are on",
         waits_behind: "interrupts of bulk NICs: each stops what its CPU executes, and wakes two threads",
         cost: Cost {
-            delay_us: 8,
-            text: "bulk TCP 3.49 Gbit/s without, 3.76 with it (a stock kernel: 3.81), an RT VM's slowest of 150 \
-                requests 95 and 86 us",
-            source: "`ontime-lab bench rt-server --cpus 2 --requests 150`: Debian 7.2-rt and 7.2, emulated, virtual \
-                clock (docs/reference/hostnet.md)",
+            delay_us: 12,
+            text: "bulk TCP 3.40 Gbit/s without, 3.78 with it (a stock kernel: 3.74); of 600 requests of a VM the \
+                slowest took 100 and 88 us",
+            source: "`ontime-lab bench rt-server --cpus 2 --load tcp --requests 600`: Debian 7.2-rt and 7.2, emulated, \
+                virtual clock (docs/reference/hostnet.md)",
         },
         cure: "gro_flush_timeout 30 us and napi_defer_hard_irqs 2 on NICs that no RT tenant uses",
         live_safe: "net/core/dev.c, napi_complete_done: both are read at the end of each poll; a timer that runs polls \

@@ -64,7 +64,7 @@ pub(crate) const METHODS: [&str; 9] = [
     "host-process",
 ];
 /// Requests before the first that counts.
-const WARM_UP: u64 = 50;
+const WARM_UP: u64 = 20;
 
 /// Why requests could not be traced.
 #[derive(Debug, thiserror::Error)]
