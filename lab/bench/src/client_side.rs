@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ontime_lab::Lab;
 use ontime_lab::agent::Stream;
 use ontime_lab::role::SYMBOLS_PORT;
+use ontime_lab::{Lab, LabError};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError, Progress};
+use crate::clock::RealClock;
 use crate::connections::Connecting;
 use crate::cpu_load;
 use crate::datagrams;
@@ -26,7 +27,7 @@ use crate::error::MeasureError;
 use crate::memcached::{self, Traffic};
 use crate::paced::Paced;
 use crate::sampled::publisher::Publisher;
-use crate::voip::sipp::Asker;
+use crate::voip::sipp::{self, Asker, Calls};
 
 /// Name of the command.
 pub(crate) const COMMAND: &str = "client";
@@ -93,7 +94,16 @@ pub(crate) enum Order {
         file: PathBuf,
     },
     /// Sends datagrams at a steady rate.
-    Paced(Paced),
+    Paced {
+        /// The datagrams and their number.
+        load: Paced,
+        /// Time after which the load ends, even before its last datagram.
+        length: Option<Duration>,
+    },
+    /// Waits until a SIP proxy answers.
+    AwaitProxy(SocketAddr),
+    /// Makes calls through a SIP proxy.
+    Calls(Calls),
     /// Sends datagrams to this IP address at [`datagrams::RATE`], until the process is killed.
     Flood {
         /// The VM's address.
@@ -108,7 +118,7 @@ impl Order {
     pub(crate) fn command(&self) -> Result<Vec<String>, ClientError> {
         let order = serde_json::to_string(self).map_err(|error| ClientError::Config(error.to_string()))?;
         let mut words = vec!["lab-client"];
-        if matches!(self, Order::SampledValues { .. } | Order::Paced(_)) {
+        if matches!(self, Order::SampledValues { .. } | Order::Paced { .. }) {
             words.extend(["chrt", "--fifo", STEADY_PRIORITY]);
         }
         words.extend(["ontime-lab", COMMAND, &order]);
@@ -117,14 +127,34 @@ impl Order {
 
     /// Runs the order in the emulated machine. `tell` gets progress lines.
     pub(crate) fn run(&self, lab: &mut Lab, tell: &mut dyn FnMut(&str)) -> Result<(), MeasureError> {
+        self.run_by(tell, |argv, sink| lab.run(argv, &[], LIMIT, sink).map(Some))
+    }
+
+    /// As [`Self::run`], without a limit: `go_on` is called several times per second of real time. When it breaks, the
+    /// order's process is killed.
+    pub(crate) fn run_while(
+        &self,
+        lab: &mut Lab,
+        tell: &mut dyn FnMut(&str),
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), MeasureError> {
+        self.run_by(tell, |argv, sink| lab.run_while(argv, sink, go_on))
+    }
+
+    /// `run` runs a command and passes on its output. It returns no status if it killed the command.
+    fn run_by(
+        &self,
+        tell: &mut dyn FnMut(&str),
+        run: impl FnOnce(&[&str], &mut dyn FnMut(Stream, &[u8])) -> Result<Option<i32>, LabError>,
+    ) -> Result<(), MeasureError> {
         let command = self.command()?;
         let argv: Vec<&str> = command.iter().map(String::as_str).collect();
         let mut said = Vec::new();
-        let status = lab.run(&argv, &[], LIMIT, &mut |stream, bytes| match stream {
+        let status = run(&argv, &mut |stream, bytes| match stream {
             Stream::Out => String::from_utf8_lossy(bytes).lines().for_each(&mut *tell),
             Stream::Err => said.extend_from_slice(bytes),
         })?;
-        if status == 0 {
+        if status.is_none_or(|status| status == 0) {
             return Ok(());
         }
         let said = String::from_utf8_lossy(&said).trim().to_owned();
@@ -162,7 +192,23 @@ impl Order {
                 let _ = tell(&format!("{published} frames"));
                 Ok(())
             }),
-            Order::Paced(load) => load.send(|sent| tell(&sent)),
+            Order::Paced { load, length } => {
+                let start = Instant::now();
+                load.send(|sent| match length {
+                    Some(length) if start.elapsed() >= *length => ControlFlow::Break(()),
+                    _ => tell(&sent),
+                })
+            }
+            Order::AwaitProxy(proxy) => sipp::wait_for(*proxy, || Ok(())),
+            Order::Calls(calls) => {
+                let error = |source| ClientError::Told(format!("a directory for SIPp's files: {source}"));
+                let dir = tempfile::tempdir().map_err(error)?;
+                calls.make(&mut RealClock::default(), dir.path(), |progress| {
+                    // Progress never ends the load.
+                    let _ = tell(progress);
+                    Ok(())
+                })
+            }
             Order::Flood { address, bytes } => {
                 let error = |source| ClientError::Told(format!("UDP to {address}: {source}"));
                 datagrams::send(&datagrams::socket(address).map_err(error)?, *bytes, || false);
@@ -228,6 +274,7 @@ mod tests {
     #[test]
     fn an_order_arrives_as_it_was_given() {
         let server = "10.1.0.2:11111".parse().unwrap();
+        let paced = Paced { server, message_bytes: 64, rate: 123.5, count: 9 };
         let orders = [
             Order::Requests(ClientConfig { min_gap_us: 7, ..ClientConfig::new(server, 20_000, 3) }),
             Order::ToSeveral { config: ClientConfig::new(server, 20, 3), servers: vec![server; 100] },
@@ -236,14 +283,17 @@ mod tests {
             Order::Connecting(Connecting { server, count: 1_000, clients: 8 }),
             Order::CpuLoad { address: server, percent: 80 },
             Order::SampledValues { nic: "rt".to_owned(), frames: 4_100 },
-            Order::Paced(Paced { server, message_bytes: 64, rate: 123.5, count: 9 }),
+            Order::Paced { load: paced.clone(), length: None },
+            Order::Paced { load: Paced { count: u64::MAX, ..paced }, length: Some(Duration::from_secs(43_200)) },
+            Order::AwaitProxy(server),
+            Order::Calls(Calls { proxy: server, count: 170, seed: u64::MAX }),
             Order::Flood { address: "10.2.0.2".to_owned(), bytes: datagrams::SMALL },
         ];
         for order in orders {
             let command = order.command().unwrap();
             assert_eq!(command.first().map(String::as_str), Some("lab-client"));
             assert_eq!(serde_json::from_str::<Order>(command.last().unwrap()).unwrap(), order);
-            let is_steady = matches!(order, Order::SampledValues { .. } | Order::Paced(_));
+            let is_steady = matches!(order, Order::SampledValues { .. } | Order::Paced { .. });
             assert_eq!(command.iter().any(|word| word == "chrt"), is_steady, "{command:?}");
         }
     }
@@ -280,6 +330,13 @@ mod tests {
         let quick = ClientConfig { timeout_us: 1_000, ..config };
         assert!(Order::ToSeveral { config: quick.clone(), servers }.carry_out().is_err());
         assert!(Order::ToSeveral { config: quick, servers: Vec::new() }.carry_out().is_ok());
+    }
+
+    #[test]
+    fn a_steady_load_ends_after_its_time() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let load = Paced { server, message_bytes: 64, rate: 100.0, count: u64::MAX };
+        Order::Paced { load, length: Some(Duration::from_millis(50)) }.carry_out().unwrap();
     }
 
     #[test]

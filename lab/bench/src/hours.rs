@@ -96,14 +96,16 @@ impl Hours<'_> {
     fn send(&self, host: &mut Host, shared: &Shared) -> Result<(), MeasureError> {
         let (mut told, mut silent) = (Instant::now(), false);
         let endless = Paced { count: u64::MAX, ..self.paced.clone() };
-        host.paced_while(&endless, &mut || {
+        // Clients inside end by their own clock: when this machine reads which part of the capture differs each time.
+        let (inside, length) = (host.has_client_cpu(), Duration::from_nanos(self.length_ns));
+        host.paced_while(&endless, Some(length), &mut || {
             let so_far = shared.so_far();
             silent = so_far.heard.elapsed() > SILENCE;
             if told.elapsed() > TOLD {
                 told = Instant::now();
                 progress(format_args!("{}: {}", self.case, so_far.description(self.length_ns)));
             }
-            if so_far.ended || silent || so_far.length_ns >= self.length_ns {
+            if so_far.ended || silent || (!inside && so_far.length_ns >= self.length_ns) {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())

@@ -24,6 +24,7 @@ use crate::sampled::publisher::Publisher;
 use crate::schema::Clock;
 use crate::server::{self, Server};
 use crate::voip;
+use crate::voip::sipp::{self, Calls};
 use crate::wire::{self, RtFlow, WireAnalysis};
 
 /// Number of requests until a real host's server without answers counts as missing: 3 s.
@@ -147,10 +148,7 @@ impl Workload {
                 }
                 Ok(Client::Loaded)
             }
-            Workload::Voip => {
-                host.needs_clients_outside("voip")?;
-                voip::sipp::wait_for(host, self.address()).map(|()| Client::Voip)
-            }
+            Workload::Voip => voip::wait_for_proxy(host, self.address()).map(|()| Client::Voip),
             Workload::SampledValues => {
                 let outside = !host.has_client_cpu();
                 Ok(Client::SampledValues(outside.then(|| Publisher::open(host.client_nic())).transpose()?))
@@ -198,14 +196,9 @@ impl Workload {
                 host.requests(config, load.captures, load.name)
             }
             Client::Voip => {
-                let calls = voip::sipp::Calls {
-                    proxy: self.address(),
-                    count: voip::calls(load.requests),
-                    seed: load.seed,
-                    captures: load.captures.to_vec(),
-                    dir: load.dir.to_owned(),
-                };
-                voip::sipp::call(host, &calls, load.name)
+                let (count, seed) = (voip::calls(load.requests), load.seed);
+                let calls = Calls { proxy: self.address(), count, seed };
+                voip::make_calls(host, &calls, load.captures, load.dir, load.name)
             }
             Client::SampledValues(publisher) => {
                 publish(publisher, host, load)?;
@@ -242,7 +235,7 @@ impl Workload {
             }
             Workload::Voip => {
                 let analysis = voip::wire::analyse(capture, port, warmup)?;
-                let mut notes = vec![analysis.kept_up(voip::sipp::offered(seed, voip::calls(requests)))];
+                let mut notes = vec![analysis.kept_up(sipp::offered(seed, voip::calls(requests)))];
                 let voip::wire::Analysis { forwards, invites_ns, .. } = analysis;
                 if let Some(invites) = Summary::of(&invites_ns) {
                     let us = |ns: u64| number::us(ns as f64 / 1e3);

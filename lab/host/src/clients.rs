@@ -15,9 +15,10 @@ pub const READ: &str = "cd /proc; grep -s . [0-9]*/task/[0-9]*/schedstat; \
 pub const ASTRAY: u64 = 6;
 
 /// Beginnings of the names of the clients' processes, and of the kernel's threads of a CPU.
-const AT_HOME: [&str; 14] = [
+const AT_HOME: [&str; 15] = [
     "ontime-lab",
     "iperf3",
+    "sipp",
     "lab-client",
     "cpuhp",
     "migration",

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -236,6 +237,24 @@ impl Lab {
         self.order(argv, false, environment, limit, sink)
     }
 
+    /// As [`Lab::run`], without a limit: `go_on` is called at least four times per second of real time. When it breaks,
+    /// the command is killed, and has no status.
+    ///
+    /// # Errors
+    /// The host hangs, crashes or ends.
+    pub fn run_while(
+        &mut self,
+        argv: &[&str],
+        sink: &mut dyn FnMut(Stream, &[u8]),
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<i32>, LabError> {
+        let id = self.begin(argv, false, &[])?;
+        match self.follow(id, go_on, sink)? {
+            Some(status) => self.has_room().map(|()| Some(status)),
+            None => self.kill(id).map(|()| None),
+        }
+    }
+
     fn order(
         &mut self,
         argv: &[&str],
@@ -245,13 +264,11 @@ impl Lab {
         sink: &mut dyn FnMut(Stream, &[u8]),
     ) -> Result<i32, LabError> {
         let id = self.begin(argv, ahead, environment)?;
-        match self.follow(id, limit, sink)? {
+        match self.follow(id, &mut within(limit), sink)? {
             Some(status) => self.has_room().map(|()| status),
             None => {
                 let state = self.state();
-                self.send(&Request::Kill { id })?;
-                // Its end must not be taken for that of a later command.
-                let _ = self.follow(id, KILLED, &mut |_, _| {});
+                self.kill(id)?;
                 Err(LabError::Timeout { command: argv.join(" "), seconds: limit.as_secs(), state })
             }
         }
@@ -267,14 +284,20 @@ impl Lab {
         Ok(id)
     }
 
-    /// Passes on a command's output until it ends (then returns its status) or `limit` of real time is over.
+    /// Kills a command and waits for its end, which must not be taken for that of a later command.
+    fn kill(&mut self, id: u64) -> Result<(), LabError> {
+        self.send(&Request::Kill { id })?;
+        let _ = self.follow(id, &mut within(KILLED), &mut |_, _| {});
+        Ok(())
+    }
+
+    /// Passes on a command's output until it ends (then returns its status) or `go_on` breaks.
     fn follow(
         &mut self,
         id: u64,
-        limit: Duration,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
         sink: &mut dyn FnMut(Stream, &[u8]),
     ) -> Result<Option<i32>, LabError> {
-        let end = Instant::now() + limit;
         loop {
             match self.reply()? {
                 Some(Reply::Output { id: of, stream, bytes }) if of == id => {
@@ -284,7 +307,7 @@ impl Lab {
                 Some(Reply::Exit { id: of, status, .. }) if of == id => return Ok(Some(status)),
                 _ => {}
             }
-            if Instant::now() > end {
+            if go_on().is_break() {
                 return Ok(None);
             }
         }
@@ -294,8 +317,8 @@ impl Lab {
     fn state(&mut self) -> String {
         let mut said = Vec::new();
         let asked = self.begin(&["sh", "-c", STATE], true, &[]);
-        let answered =
-            asked.and_then(|id| self.follow(id, STATE_PATIENCE, &mut |_, bytes| said.extend_from_slice(bytes)));
+        let answered = asked
+            .and_then(|id| self.follow(id, &mut within(STATE_PATIENCE), &mut |_, bytes| said.extend_from_slice(bytes)));
         if let Err(error) = answered {
             said.extend_from_slice(error.to_string().as_bytes());
         }
@@ -374,7 +397,7 @@ impl Lab {
         let id = self.begin(&["sh", "-c", &format!("until [ -e /lab/{TOLD} ]; do :; done")], false, &[])?;
         let answer = Monitor::open(&self.dir).and_then(|mut at| commands.iter().try_for_each(|line| at.tell(line)));
         fs::write(&told, "").map_err(file("write", &told))?;
-        let ended = self.follow(id, FOLLOWED, &mut |_, _| {});
+        let ended = self.follow(id, &mut within(FOLLOWED), &mut |_, _| {});
         fs::remove_file(&told).map_err(file("remove", &told))?;
         ended.and(answer)
     }
@@ -474,6 +497,12 @@ impl Lab {
         let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
         LabError::Hung { seconds, tail: tail(&text, 10), log }
     }
+}
+
+/// Breaks when `limit` of real time is over.
+fn within(limit: Duration) -> impl FnMut() -> ControlFlow<()> {
+    let end = Instant::now() + limit;
+    move || if Instant::now() > end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// The crash that the console shows, if any.

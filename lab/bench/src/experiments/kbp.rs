@@ -12,7 +12,6 @@ use std::process::ExitCode;
 
 use ontime_cli::usage;
 use ontime_figures::number;
-use ontime_lab::Clients;
 use serde::Deserialize;
 
 use super::{Experiment, HostArgs, Measured, Methods, Output, chosen, command};
@@ -322,8 +321,8 @@ struct Options {
     /// Most trials of the search; 0: the open loop alone
     #[arg(long, default_value_t = TRIALS)]
     trials: u32,
-    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12), from clients
-    /// outside; 0.01 for a trial
+    /// In place of all that: the open loop alone, for so many hours of the host's clock (the paper: 12); 0.01 for a
+    /// trial
     #[arg(long, value_name = "HOURS", value_parser = hours, conflicts_with_all = ["requests", "frames_each", "trials"])]
     hours: Option<f64>,
     #[command(flatten)]
@@ -342,11 +341,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     if let Some(unknown) = frames.iter().find(|frame| !FRAMES.contains(frame)) {
         usage!("frames of {unknown} bytes are none of the paper's, {:?}", FRAMES);
     }
-    let mut host = args.host.clone();
-    if args.hours.is_some() {
-        host.emulated = host.emulated.with_clients(Clients::Outside)?;
-    }
-    let args = &Options { methods, places, frames, host, ..args.clone() };
+    let args = &Options { methods, places, frames, ..args.clone() };
     let measure = |ground: PlannedHost<'_>| measure(args, ground);
     let (found, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
     notes.extend([

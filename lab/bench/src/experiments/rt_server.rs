@@ -291,7 +291,7 @@ struct Args {
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: Option<u8>,
     /// The clients: inside, on one more CPU of the emulated machine and in its time, or outside, in this machine's time
-    /// (default: inside on the virtual clock; voip's are outside)
+    /// (default: inside on the virtual clock)
     #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
     clients: Option<Clients>,
     /// The link of each NIC to clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and the
@@ -336,12 +336,11 @@ struct Args {
 }
 
 impl Args {
-    /// The host with this kernel. The clients of voip (SIPp) are outside.
-    fn emulated(&self, kind: &Kind, kernel: Kernel) -> anyhow::Result<Emulated> {
+    /// The host with this kernel.
+    fn emulated(&self, kernel: Kernel) -> Emulated {
         let Self { clock, cpus, clients, silence, link, .. } = *self;
         let (out, product) = (self.out.clone(), self.product.clone());
-        let emulated = Emulated { clock, cpus, clients, kernel, silence, out, product, link };
-        if kind.workload == Workload::Voip { emulated.with_clients(Clients::Outside) } else { Ok(emulated) }
+        Emulated { clock, cpus, clients, kernel, silence, out, product, link }
     }
 }
 
@@ -405,7 +404,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     args.product.find()?;
     // The modules are built here because this process has network access: a part runs in a namespace without a network.
     let kernel = hosts.first().map_or(Kernel::Rt72, |host| host.kernel);
-    let machine = args.emulated(kind, kernel)?.machine();
+    let machine = args.emulated(kernel).machine();
     machine.check()?;
     let images = lab::images(machine.takes_turns())?;
     let cases = |host: &Part| plan(args, kind, &host.methods).cases;
@@ -549,7 +548,7 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
 fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = *args.kernels.first().context("a part has a kernel")?;
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
-    let emulated = args.emulated(kind, kernel)?;
+    let emulated = args.emulated(kernel);
     let plan = plan(args, kind, &args.methods);
     let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();

@@ -134,14 +134,6 @@ impl Host {
         self.has_client_cpu
     }
 
-    /// Returns an error if the clients are inside, for operations that need clients outside.
-    pub(crate) fn needs_clients_outside(&self, what: &str) -> Result<(), MeasureError> {
-        if self.has_client_cpu {
-            return Err(LabError::Machine(format!("{what} needs --clients outside")).into());
-        }
-        Ok(())
-    }
-
     /// The real host, if this is one.
     pub fn target(&self) -> Option<&Target> {
         match &self.kind {
@@ -315,7 +307,9 @@ impl Host {
         captures: &[PathBuf],
         name: &str,
     ) -> Result<(), MeasureError> {
-        self.needs_clients_outside("this server")?;
+        if self.has_client_cpu {
+            return Err(LabError::Machine("this server needs --clients outside".to_owned()).into());
+        }
         if self.clock == Clock::Virtual {
             config.captures = captures.to_vec();
             config.scale = 5.0;
@@ -339,14 +333,10 @@ impl Host {
         }
     }
 
-    /// Sends datagrams at a steady rate from this process's namespace, paced by the host's clock. Checks meanwhile that
-    /// the host lives.
+    /// Sends datagrams at a steady rate from the clients' side, paced by the host's clock. Checks meanwhile that the host
+    /// lives.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
-        if self.has_client_cpu {
-            load.check()?;
-            return Order::Paced(load.clone()).run(self.lab()?, &mut |_| {});
-        }
-        self.paced_while(load, &mut || ControlFlow::Continue(()))
+        self.paced_while(load, None, &mut || ControlFlow::Continue(()))
     }
 
     /// The pace at which the emulator releases the datagrams of this load at the RT NIC. `None` if clients send them at
@@ -355,14 +345,18 @@ impl Host {
         (self.clock == Clock::Virtual && !self.has_client_cpu).then(|| Pace::of(load.rate))
     }
 
-    /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time.
+    /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time. Clients
+    /// inside also end after `length` of the host's time, by their own clock.
     pub(crate) fn paced_while(
         &mut self,
         load: &Paced,
+        length: Option<Duration>,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), MeasureError> {
         load.check()?;
-        self.needs_clients_outside("a load of no certain end")?;
+        if self.has_client_cpu {
+            return Order::Paced { load: load.clone(), length }.run_while(self.lab()?, &mut |_| {}, go_on);
+        }
         let pace = self.pace(load);
         self.release_every(pace.map(|pace| pace.every_us))?;
         let nic = pace.map(|_| self.capture("rt"));

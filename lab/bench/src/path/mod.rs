@@ -122,12 +122,12 @@ impl Program {
     /// Sends its requests, once the program is up.
     fn send(self, host: &mut Host, load: &workload::Load<'_>) -> Result<(), MeasureError> {
         let workload = self.workload();
+        let client = workload.ready(host, load.seed)?;
         if self == Self::Kamailio {
             let config = ClientConfig::new(workload.on(host), load.requests, load.seed);
-            return Order::SipOptions(config)
-                .run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
+            let mut tell = |line: &str| progress(format_args!("{}: {line}", load.name));
+            return Order::SipOptions(config).run(host.lab()?, &mut tell);
         }
-        let client = workload.ready(host, load.seed)?;
         workload.send(client, host, load)
     }
 

@@ -1,11 +1,12 @@
-//! The callers and the called party: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`) beside the
-//! emulated host.
+//! The callers and the called party: two stock SIPp with their own scenarios (`sipp -sd uac`, `-sd uas`), inside the
+//! emulated machine or outside.
 //!
 //! In: the number of calls. Out: calls through the proxy at random rates of 17 to 167 per second of the host's time,
 //! the same for every method. The paper changed SIPp for that. Here the caller's scenario begins with SIPp's
 //! third-party command (`recvCmd`, `-3pcc`), so that each call starts when this process orders it, on the clock of the
 //! host under test, however long calls take.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -13,36 +14,31 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ontime_lab::isolate;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 
 use crate::client::{ClientError, Peer, ReplyOutcome, connected};
-use crate::clock::{Clock, RealClock, VirtualClock};
-use crate::error::MeasureError;
-use crate::host::{Host, size};
-use crate::progress::progress;
-use crate::schema;
+use crate::clock::Clock;
 
 /// Calls per second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
 const RATES: std::ops::RangeInclusive<f64> = 17.0..=167.0;
 /// SIP's T1 of the host's time, s (RFC 3261, 17.1.1.1).
 const T1: f64 = 0.5;
-/// Real time for learning the host's clock before the first call.
-const LEARN: Duration = Duration::from_secs(1);
-/// Initial estimate of real seconds per second of the emulated host's time.
-const SCALE: f64 = 5.0;
 /// Ports of the caller and the called party.
 const CALLER: u16 = 5_080;
 const CALLED: u16 = 5_070;
 /// The port on which the caller receives orders for calls.
 const COMMANDS: u16 = 8_960;
-/// Limit of the real time until the proxy is up, and of the real time without a packet of a call.
+/// Limit of the time until the proxy is up, and until SIPp is.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Exit statuses of SIPp after calls: all succeeded, or some failed. The capture shows which.
 const WENT: [i32; 2] = [0, 1];
 
 /// The calls to make.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
     /// The proxy.
     pub proxy: SocketAddr,
@@ -50,10 +46,6 @@ pub struct Calls {
     pub count: u64,
     /// Seed of the rates.
     pub seed: u64,
-    /// Captures whose time stamps are the host's clock; the RT NIC's is the first.
-    pub captures: Vec<PathBuf>,
-    /// Directory for SIPp's output.
-    pub dir: PathBuf,
 }
 
 /// Requests a SIP server's state (OPTIONS, RFC 3261, 11), one request at a time.
@@ -112,17 +104,16 @@ fn answered(message: &[u8]) -> Option<u64> {
     sequence.trim().strip_suffix(" OPTIONS")?.trim_end().parse().ok()
 }
 
-/// Waits until the proxy answers.
+/// Waits until the proxy answers. `go_on` is called before each request.
 ///
 /// # Errors
-/// The proxy does not answer within `LIMIT`; the host has ended.
-pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> {
-    let failed = |said: String| MeasureError::Program { program: "the SIP proxy".into(), said };
+/// The proxy does not answer within `LIMIT`; what `go_on` returns.
+pub fn wait_for<E: From<ClientError>>(proxy: SocketAddr, mut go_on: impl FnMut() -> Result<(), E>) -> Result<(), E> {
     let mut asker = Asker::open(proxy)?;
     let start = Instant::now();
     let mut number = 0;
     while start.elapsed() < LIMIT {
-        host.alive()?;
+        go_on()?;
         number += 1;
         let asked = Instant::now();
         // A host whose proxy is not up yet answers "port unreachable".
@@ -132,81 +123,58 @@ pub fn wait_for(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureError> 
             _ => std::thread::sleep(Duration::from_secs(1).saturating_sub(asked.elapsed())),
         }
     }
-    Err(failed(format!("{proxy} does not answer OPTIONS")))
+    Err(ClientError::Told(format!("the SIP proxy {proxy} does not answer OPTIONS")).into())
 }
 
-/// Makes all calls, and returns after the last one.
-///
-/// # Errors
-/// SIPp is missing or fails; no packet passes for `LIMIT`; the host has ended.
-pub fn call(host: &mut Host, calls: &Calls, name: &str) -> Result<(), MeasureError> {
-    let mut clock: Box<dyn Clock> = match host.clock {
-        schema::Clock::Virtual => Box::new(VirtualClock::open(&calls.captures, SCALE)?),
-        _ => Box::new(RealClock::default()),
-    };
-    let own = connected(calls.proxy)?.local_addr().map_err(|error| failed(error.to_string()))?.ip().to_string();
-    let start = Instant::now();
-    while start.elapsed() < LEARN {
-        clock.now_ns()?;
-        std::thread::sleep(Duration::from_millis(10));
+/// Progress of the calls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CallProgress {
+    /// Number of calls that were started.
+    pub made: u64,
+    /// Number of calls to make.
+    pub count: u64,
+    /// Real seconds per second of the host's time, at present.
+    pub scale: f64,
+}
+
+impl fmt::Display for CallProgress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} calls of {} are made", self.made, self.count)?;
+        if (self.scale - 1.0).abs() > 0.005 { write!(out, " (a second takes {:.1} s)", self.scale) } else { Ok(()) }
     }
-    let t1_ms = (T1 * clock.scale() * 1e3).max(1.0) as u64;
-    let scenario = |name: &str, change: fn(&str) -> Option<String>| {
-        let text = change(&own_scenario(name)?)
-            .and_then(|text| with_t1(&text, t1_ms))
-            .ok_or_else(|| failed(format!("its scenario {name} is not as SIPp 3.6's: install Debian's sip-tester")))?;
-        let path = calls.dir.join(format!("sipp-{name}.xml"));
-        fs::write(&path, text).map_err(|source| MeasureError::File { path: path.clone(), source })?;
-        Ok::<_, MeasureError>(path.to_string_lossy().into_owned())
-    };
-    let (uac, uas) = (scenario("uac", when_told)?, scenario("uas", |text| Some(text.to_owned()))?);
-    let called = ["-sf", &uas, "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
-    let _called = Sipp::start(&called, &calls.dir.join("sipp-called.log"))?;
-    let caller = [
-        ("-sf", uac),
-        ("-i", own.clone()),
-        ("-p", CALLER.to_string()),
-        ("-rsa", calls.proxy.to_string()),
-        ("-m", calls.count.to_string()),
-        ("-3pcc", format!("{own}:{COMMANDS}")),
-    ];
-    let mut caller: Vec<String> = caller.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect();
-    caller.push(format!("{own}:{CALLED}"));
-    let mut caller = Sipp::start(&caller, &calls.dir.join("sipp-caller.log"))?;
-    let mut commands = caller.commands(&own)?;
-    let mut gaps = gaps(calls.seed);
-    let mut due_ns = clock.now_ns()?;
-    let mut made = 0;
-    let (mut told, mut grown) = (Instant::now(), (0, Instant::now()));
-    let rt = calls.captures.first();
-    loop {
-        if let Some(status) = caller.ended()? {
-            return if WENT.contains(&status) { Ok(()) } else { Err(caller.status_error(status)) };
+}
+
+impl Calls {
+    /// Makes all calls by this clock of the host under test, and returns after the last one. SIPp's scenarios and logs
+    /// are written to `dir`. `go_on` is called at least every 20 ms.
+    ///
+    /// # Errors
+    /// SIPp is missing or fails; what `go_on` returns.
+    pub fn make<E: From<ClientError>>(
+        &self,
+        clock: &mut dyn Clock,
+        dir: &Path,
+        mut go_on: impl FnMut(&CallProgress) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let t1_ms = (T1 * clock.scale() * 1e3).max(1.0) as u64;
+        let mut parties = Parties::start(self, t1_ms, dir)?;
+        let mut gaps = gaps(self.seed);
+        let mut due_ns = clock.now_ns().map_err(ClientError::from)?;
+        let mut made = 0;
+        while !parties.have_ended()? {
+            let now_ns = clock.now_ns().map_err(ClientError::from)?;
+            // Counted from the due time, not from the actual time: a delay here does not reduce the rate.
+            while made < self.count && now_ns >= due_ns {
+                parties.call(made)?;
+                made += 1;
+                due_ns += gaps.next().unwrap_or_default();
+            }
+            let scale = clock.scale();
+            go_on(&CallProgress { made, count: self.count, scale })?;
+            let left = Duration::from_nanos((due_ns.saturating_sub(now_ns) as f64 * scale) as u64);
+            std::thread::sleep(left.clamp(Duration::from_millis(1), Duration::from_millis(20)));
         }
-        host.alive()?;
-        let now_ns = clock.now_ns()?;
-        // Counted from the due time, not from the actual time: a delay here does not reduce the rate.
-        while made < calls.count && now_ns >= due_ns {
-            commands.call(made, &own).map_err(|error| failed(format!("it takes no calls: {error}")))?;
-            made += 1;
-            due_ns += gaps.next().unwrap_or_default();
-        }
-        let bytes = rt.map_or(0, |path| size(path));
-        if bytes > grown.0 {
-            grown = (bytes, Instant::now());
-        } else if grown.1.elapsed() > LIMIT {
-            return Err(failed(format!("no packet of a call for {} s", LIMIT.as_secs())));
-        }
-        if told.elapsed() > Duration::from_secs(5) {
-            told = Instant::now();
-            progress(format_args!(
-                "{name}: {made} calls of {} are made (a second takes {:.1} s)",
-                calls.count,
-                clock.scale()
-            ));
-        }
-        let left = Duration::from_nanos((due_ns.saturating_sub(now_ns) as f64 * clock.scale()) as u64);
-        std::thread::sleep(left.clamp(Duration::from_millis(1), Duration::from_millis(20)));
+        Ok(())
     }
 }
 
@@ -224,10 +192,25 @@ pub fn offered(seed: u64, calls: u64) -> Option<f64> {
 }
 
 /// A scenario that is included in SIPp.
-fn own_scenario(name: &str) -> Result<String, MeasureError> {
+fn own_scenario(name: &str) -> Result<String, ClientError> {
     let said = Command::new("sipp").args(["-sd", name]).env("TERM", "xterm").stdin(Stdio::null()).output();
     let said = said.map_err(|source| failed(format!("{source}; install Debian's sip-tester")))?;
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+/// Writes a scenario of SIPp with a change and with this T1 to `dir`. Returns its path.
+fn write_scenario(
+    dir: &Path,
+    name: &str,
+    t1_ms: u64,
+    change: fn(&str) -> Option<String>,
+) -> Result<String, ClientError> {
+    let text = change(&own_scenario(name)?)
+        .and_then(|text| with_t1(&text, t1_ms))
+        .ok_or_else(|| failed(format!("its scenario {name} is not as SIPp 3.6's: install Debian's sip-tester")))?;
+    let path = dir.join(format!("sipp-{name}.xml"));
+    fs::write(&path, text).map_err(file(&path))?;
+    Ok(path.to_string_lossy().into_owned())
 }
 
 /// The caller's scenario, with a command at its beginning.
@@ -242,8 +225,58 @@ fn with_t1(scenario: &str, t1_ms: u64) -> Option<String> {
     scenario.contains(own).then(|| scenario.replace(own, &format!("retrans=\"{t1_ms}\"")))
 }
 
-fn failed(said: String) -> MeasureError {
-    MeasureError::Program { program: "sipp".to_owned(), said }
+fn failed(said: String) -> ClientError {
+    ClientError::Told(format!("sipp failed: {said}"))
+}
+
+fn file(path: &Path) -> impl Fn(std::io::Error) -> ClientError {
+    move |source| ClientError::Told(format!("{}: {source}; {}", path.display(), ontime_tenants::remedy(&source)))
+}
+
+/// The caller and the called party.
+struct Parties {
+    caller: Sipp,
+    /// Answers the calls while the value lives.
+    _called: Sipp,
+    commands: Commands,
+}
+
+impl Parties {
+    /// Starts both, for calls from the own address towards the proxy to the same address. The calls do not begin yet.
+    fn start(calls: &Calls, t1_ms: u64, dir: &Path) -> Result<Self, ClientError> {
+        let own = connected(calls.proxy)?.local_addr().map_err(|error| failed(error.to_string()))?.ip().to_string();
+        let uac = write_scenario(dir, "uac", t1_ms, when_told)?;
+        let uas = write_scenario(dir, "uas", t1_ms, |text| Some(text.to_owned()))?;
+        let called = ["-sf", &uas, "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
+        let called = Sipp::start(&called, &dir.join("sipp-called.log"))?;
+        let caller = [
+            ("-sf", uac),
+            ("-i", own.clone()),
+            ("-p", CALLER.to_string()),
+            ("-rsa", calls.proxy.to_string()),
+            ("-m", calls.count.to_string()),
+            ("-3pcc", format!("{own}:{COMMANDS}")),
+        ];
+        let caller = caller.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+        let caller: Vec<String> = caller.chain([format!("{own}:{CALLED}")]).collect();
+        let mut caller = Sipp::start(&caller, &dir.join("sipp-caller.log"))?;
+        let commands = Commands::open(&mut caller, own)?;
+        Ok(Self { caller, _called: called, commands })
+    }
+
+    /// Whether all calls have ended.
+    fn have_ended(&mut self) -> Result<bool, ClientError> {
+        match self.caller.ended()? {
+            None => Ok(false),
+            Some(status) if WENT.contains(&status) => Ok(true),
+            Some(status) => Err(self.caller.status_error(status)),
+        }
+    }
+
+    /// Starts a call.
+    fn call(&mut self, number: u64) -> Result<(), ClientError> {
+        self.commands.call(number).map_err(|error| failed(format!("it takes no calls: {error}")))
+    }
 }
 
 /// A SIPp process, which ends with the value.
@@ -253,43 +286,24 @@ struct Sipp {
 }
 
 impl Sipp {
-    fn start(arguments: &[String], log: &Path) -> Result<Self, MeasureError> {
-        let errors = File::create(log).map_err(|source| MeasureError::File { path: log.to_owned(), source })?;
+    fn start(arguments: &[String], log: &Path) -> Result<Self, ClientError> {
+        let errors = File::create(log).map_err(file(log))?;
         // SIPp draws its screen even without a terminal.
-        let child = Command::new("sipp")
-            .args(arguments)
-            .args(["-nostdin", "-timer_resol", "1"])
-            .env("TERM", "xterm")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(errors)
-            .spawn()
-            .map_err(|source| failed(format!("{source}; install Debian's sip-tester")))?;
+        let mut command = Command::new("sipp");
+        command.args(arguments).args(["-nostdin", "-timer_resol", "1"]).env("TERM", "xterm");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+        let child = isolate::end_with_parent(&mut command, Signal::KILL).spawn();
+        let child = child.map_err(|source| failed(format!("{source}; install Debian's sip-tester")))?;
         Ok(Self { child, log: log.to_owned() })
     }
 
-    /// Opens the connection for orders of calls.
-    fn commands(&mut self, own: &str) -> Result<Commands, MeasureError> {
-        let start = Instant::now();
-        loop {
-            match TcpStream::connect((own, COMMANDS)) {
-                Ok(stream) => return Ok(Commands(stream)),
-                Err(error) if start.elapsed() > LIMIT => return Err(failed(error.to_string())),
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-            if let Some(status) = self.ended()? {
-                return Err(self.status_error(status));
-            }
-        }
-    }
-
     /// SIPp's exit status, if it has ended.
-    fn ended(&mut self) -> Result<Option<i32>, MeasureError> {
+    fn ended(&mut self) -> Result<Option<i32>, ClientError> {
         let status = self.child.try_wait().map_err(|error| failed(error.to_string()))?;
         Ok(status.map(|status| status.code().unwrap_or(-1)))
     }
 
-    fn status_error(&self, status: i32) -> MeasureError {
+    fn status_error(&self, status: i32) -> ClientError {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
         failed(format!("it ended with status {status}: {}", last.into_iter().rev().collect::<Vec<_>>().join("; ")))
@@ -297,11 +311,30 @@ impl Sipp {
 }
 
 /// SIPp's third-party commands: the Call-ID of the call to start, and an end mark.
-struct Commands(TcpStream);
+struct Commands {
+    stream: TcpStream,
+    /// The caller's address.
+    own: String,
+}
 
 impl Commands {
-    fn call(&mut self, number: u64, own: &str) -> std::io::Result<()> {
-        self.0.write_all(format!("Call-ID: {number}@{own}\r\n\r\n\x1b").as_bytes())
+    /// Opens the connection for orders of calls.
+    fn open(caller: &mut Sipp, own: String) -> Result<Self, ClientError> {
+        let start = Instant::now();
+        loop {
+            match TcpStream::connect((own.as_str(), COMMANDS)) {
+                Ok(stream) => return Ok(Self { stream, own }),
+                Err(error) if start.elapsed() > LIMIT => return Err(failed(error.to_string())),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+            if let Some(status) = caller.ended()? {
+                return Err(caller.status_error(status));
+            }
+        }
+    }
+
+    fn call(&mut self, number: u64) -> std::io::Result<()> {
+        self.stream.write_all(format!("Call-ID: {number}@{}\r\n\r\n\x1b", self.own).as_bytes())
     }
 }
 
