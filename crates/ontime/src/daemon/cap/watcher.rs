@@ -33,7 +33,7 @@ use rustix::time::ClockId;
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
 use super::place::PlacedThread;
-use super::reading::Reading;
+use super::reading::{Reading, Taken};
 use super::sight::Asker;
 use super::table::{Action, Pool, Rank, SlotIndex, Table, Watched};
 use super::targets::InterruptTargets;
@@ -310,8 +310,7 @@ impl Watcher {
                 was_read(slots, index, taken.ran, *turn);
                 if !table.paused(index) {
                     tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
-                    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
-                    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
+                    charge_cpus(table, index, taken, at, acts);
                 }
             }
             table.interrupt(index, own, at, |act| push(acts, act));
@@ -563,9 +562,7 @@ impl Watcher {
             slot.tally.ahead_ns.fetch_add(taken.ran, Ordering::Relaxed);
         }
         was_read(&mut self.slots, index, taken.ran, self.turn);
-        let cpu = taken.cpu.or(self.table.cpu(index))?;
-        let acts = &mut self.acts;
-        self.table.charge(index, cpu, taken.ran, now(), |act| push(acts, act));
+        charge_cpus(&mut self.table, index, taken, now(), &mut self.acts);
         Some(taken.ran)
     }
 
@@ -679,6 +676,15 @@ fn drain(fd: &OwnedFd) {
 }
 
 #[cfg(test)]
+/// Charges a thread and its CPU, or every CPU if it is unknown which one that is.
+fn charge_cpus(table: &mut Table, index: SlotIndex, taken: Taken, at: u64, acts: &mut Vec<Action>) {
+    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
+    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
+    if taken.cpu.is_none() {
+        table.charge_elsewhere(cpu, taken.ran);
+    }
+}
+
 mod tests {
     /// The result depends on how punctually this machine runs threads. `make thorough` runs it.
     mod real_speed {
