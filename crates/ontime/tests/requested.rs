@@ -184,7 +184,10 @@ fn a_listed_user_reserves_for_itself_alone_and_others_not_at_all() {
         return;
     }
     let site = Site::new();
-    site.configure("daemon.toml", "[reservations]\nusers = [65533]\nper-user = 2\ncpus-per-user = 0.5\n");
+    site.configure(
+        "daemon.toml",
+        "[reservations]\nusers = [65533]\nfor = [\"vm:x\"]\nper-user = 2\ncpus-per-user = 0.5\n",
+    );
     let _daemon = Daemon::start(&site);
     let socket = site.path("run/ontime.sock");
     for (path, mode) in [(site.path("."), 0o755), (site.path("run"), 0o755), (socket.clone(), 0o666)] {

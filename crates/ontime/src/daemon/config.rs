@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use globset::Glob;
 use ontime_hostnet::HostConfig;
 use ontime_sched::{Lease, SchedConfig};
 use ontime_tenants::config::{self, ConfigError, Text};
@@ -75,6 +76,8 @@ pub struct DaemonConfig {
     pub metrics_address: IpAddr,
     /// Users beside root who may reserve CPU time over the socket.
     pub reserving_users: BTreeSet<u32>,
+    /// For what they may reserve ([`Self::may_reserve_for`]).
+    pub reservable: Vec<String>,
     /// The most reservations of each of them.
     pub reservations_per_user: usize,
     /// The most bandwidth that each of them holds, in millionths of a CPU.
@@ -94,6 +97,7 @@ impl Default for DaemonConfig {
             metrics_port: None,
             metrics_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             reserving_users: BTreeSet::new(),
+            reservable: Vec::new(),
             reservations_per_user: 64,
             reserved_ppm_per_user: 1_000_000,
         }
@@ -118,6 +122,8 @@ struct File {
 struct ReservationsFile {
     #[serde(default)]
     users: BTreeSet<u32>,
+    #[serde(default, rename = "for")]
+    reserved_for: Vec<Spanned<String>>,
     per_user: Option<Spanned<u64>>,
     cpus_per_user: Option<Spanned<f64>>,
 }
@@ -153,6 +159,13 @@ impl DaemonConfig {
         Ok(all)
     }
 
+    /// Whether users beside root may reserve for this, such as `vm:a`. A `*` also stands for `/`.
+    pub(super) fn may_reserve_for(&self, reserved_for: &str) -> bool {
+        let fits =
+            |pattern: &String| Glob::new(pattern).is_ok_and(|glob| glob.compile_matcher().is_match(reserved_for));
+        self.reservable.iter().any(fits)
+    }
+
     /// Adds the content of one file. Later files override earlier ones; lists add up.
     ///
     /// # Errors
@@ -183,6 +196,17 @@ impl DaemonConfig {
             })?;
         }
         self.reserving_users.extend(file.reservations.users);
+        for pattern in file.reservations.reserved_for {
+            let may_be = ["pod:", "cgroup:/", "vm:"].iter().any(|kind| pattern.get_ref().starts_with(kind));
+            if !may_be || Glob::new(pattern.get_ref()).is_err() {
+                let what = format!(
+                    "reservations.for `{}` is not a pattern such as pod:*, cgroup:/rt.slice/* or vm:cell-*",
+                    pattern.get_ref()
+                );
+                return Err(text.error(&pattern.span(), what));
+            }
+            self.reservable.push(pattern.into_inner());
+        }
         if let Some(most) = within(text, "reservations.per-user", file.reservations.per_user, 1..=512)? {
             self.reservations_per_user = usize::try_from(most).unwrap_or(usize::MAX);
         }
@@ -341,13 +365,20 @@ mod tests {
     #[test]
     fn users_who_may_reserve_are_named_by_number_and_have_limits() {
         let mut config = DaemonConfig::default();
-        for text in
-            ["[reservations]\nusers = [1001, 7]\nper-user = 3\n", "[reservations]\nusers = [8]\ncpus-per-user = 2.5\n"]
-        {
+        for text in [
+            "[reservations]\nusers = [1001, 7]\nper-user = 3\nfor = [\"vm:cell-*\", \"pod:*\"]\n",
+            "[reservations]\nusers = [8]\nfor = [\"cgroup:/rt.slice/*\"]\ncpus-per-user = 2.5\n",
+        ] {
             config.add(&Text::new("/etc/ontime/daemon.toml", text)).unwrap();
         }
         assert_eq!(config.reserving_users, [7, 8, 1001].into());
         assert_eq!((config.reservations_per_user, config.reserved_ppm_per_user), (3, 2_500_000));
+        for may in ["vm:cell-1", "pod:7f0c", "cgroup:/rt.slice/a.slice/b"] {
+            assert!(config.may_reserve_for(may), "{may}");
+        }
+        for may_not in ["vm:db", "vm:a/cell-1", "cgroup:/rt.slice", "cgroup:/a/rt.slice/b", "cgroup:/system.slice"] {
+            assert!(!config.may_reserve_for(may_not), "{may_not}");
+        }
     }
 
     /// The unit's LimitNOFILE is sufficient for the maximum of `cap.threads`.
@@ -383,6 +414,8 @@ mod tests {
             ("[reservations]\nusers = [-1]\n", 2, ""),
             ("[reservations]\nusers = [\"root\"]\n", 2, ""),
             ("[reservations]\nper-user = 0\n", 2, "1 to 512"),
+            ("[reservations]\nfor = [\"/rt.slice\"]\n", 2, "vm:cell-*"),
+            ("[reservations]\nfor = [\"vm:[\"]\n", 2, "vm:cell-*"),
             ("[reservations]\ncpus-per-user = nan\n", 2, "0.001 to 1024"),
             ("[reservations]\ncpus-per-user = 0.0\n", 2, "0.001 to 1024"),
             ("[cap]\nuncapped = [\"/a/\"]\n", 2, "not the path of a cgroup"),

@@ -79,6 +79,7 @@ impl Api {
             requested: Requested::open(file.clone(), BOOT, Duration::ZERO),
             config: DaemonConfig {
                 reserving_users: users.iter().copied().collect(),
+                reservable: vec!["*".to_owned()],
                 reservations_per_user: per_user,
                 ..DaemonConfig::default()
             },

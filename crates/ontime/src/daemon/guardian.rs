@@ -12,6 +12,10 @@
 //! above them, no sleep on its CPU ends and no grace period does. So for [`WATCH`] the guardian moves each capped
 //! thread that exceeds its cap to SCHED_OTHER; the others keep their places.
 //!
+//! While the daemon lives, the guardian also restores the protections when the cap watcher gives the alarm ([`alarm`]):
+//! a thread has escaped from its pause. Such threads may leave the daemon's main thread no CPU time. When the main
+//! thread runs again, it leaves the protections on.
+//!
 //! In: one JSON line per change on standard input ([`Charge`]). The end of a second pipe shows that the daemon has died
 //! (`life`). The guardian runs above every thread that it may have to preempt, in locked memory. `ontime reset
 //! --protections` does the same from systemd's `ExecStopPost=`, in case the guardian was killed too.
@@ -23,16 +27,17 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ontime_base::clock::now;
 use ontime_tenants::{Policy, ThreadId};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +64,14 @@ const ABANDONED: usize = 16;
 /// How long the guardian waits for these threads in the end. Most are only late, as on a CPU that wakes from a deep
 /// idle state, and with the process they would end before they have changed anything.
 const LATE: Duration = Duration::from_secs(1);
+
+/// By this eventfd the cap watcher tells the guardian that a thread has escaped.
+///
+/// # Errors
+/// The kernel's error, where descriptors run out.
+pub(crate) fn alarm() -> std::io::Result<Arc<OwnedFd>> {
+    Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+}
 
 /// Waits until the guardian of a daemon that was killed has ended. That guardian still changes threads' policies, and
 /// its own real-time thread would be in the census.
@@ -141,7 +154,7 @@ impl Guardian {
     ///
     /// # Errors
     /// Where the process cannot be started.
-    pub(crate) fn start(place: Policy, run_dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(place: Policy, run_dir: &Path, alarm: &OwnedFd) -> anyhow::Result<Self> {
         let priority = match place {
             Policy::Fifo(priority) | Policy::Rr(priority) => priority,
             _ => 0,
@@ -149,9 +162,12 @@ impl Guardian {
         let (life, death) = Life::start(place).doing("starting the thread that the guardian watches")?;
         // The child inherits this descriptor and gets its number as an argument.
         fcntl_setfd(&death, FdFlags::empty()).doing("handing a pipe to the guardian")?;
+        // The same for a copy of this one.
+        let alarm = rustix::io::dup(alarm).doing("handing the alarm to the guardian")?;
         let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .args(["guardian", "--priority", &priority.to_string(), "--life", &death.as_raw_fd().to_string()])
+            .args(["--alarm", &alarm.as_raw_fd().to_string()])
             .arg("--run-dir")
             .arg(run_dir)
             .stdin(Stdio::piped())
@@ -238,6 +254,9 @@ pub(crate) struct Args {
     /// The descriptor whose other end closes when the daemon dies.
     #[arg(long)]
     life: RawFd,
+    /// The eventfd by which the cap watcher has protections restored.
+    #[arg(long)]
+    alarm: RawFd,
 }
 
 /// Runs the guardian.
@@ -250,7 +269,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     // The daemon's signals must not reach the guardian: Ctrl-C goes to the whole process group.
     let _ = rustix::process::setsid();
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, std::sync::Arc::default())?;
+        signal_hook::flag::register(signal, Arc::default())?;
     }
     rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT | rustix::mm::MlockAllFlags::FUTURE)
         .doing("locking the guardian's memory")?;
@@ -260,7 +279,9 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     }
     // SAFETY: the parent left this descriptor open for us, and nothing closes it.
     let life = unsafe { BorrowedFd::borrow_raw(args.life) };
-    let charge = last_charge(std::io::stdin().as_fd(), life);
+    // SAFETY: as above.
+    let alarm = unsafe { BorrowedFd::borrow_raw(args.alarm) };
+    let charge = last_charge(std::io::stdin().as_fd(), life, alarm);
     if !charge.relieved {
         let mut changer = Changer::new(args.priority);
         act(&charge, &mut changer);
@@ -353,20 +374,25 @@ fn lower(id: ThreadId) {
 }
 
 /// The last charge when the daemon died or closed the pipe. Charges that were written before its death are read first.
-fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
+/// At each alarm the protections of the present charge are restored.
+fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> Charge {
     let mut charge = Charge::default();
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);
     loop {
-        let mut ready = [PollFd::new(&orders, PollFlags::IN), PollFd::new(&life, PollFlags::IN)];
+        let mut ready = [&orders, &life, &alarm].map(|fd| PollFd::new(fd, PollFlags::IN));
         match poll(&mut ready, None) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(_) => return charge,
         }
-        let [orders_ready, dead] = ready.map(|of| !of.revents().is_empty());
+        let [orders_ready, dead, alarmed] = ready.map(|of| !of.revents().is_empty());
         if !orders_ready {
             if dead {
                 return charge;
+            }
+            if alarmed {
+                let _ = rustix::io::read(alarm, &mut [0; 8]);
+                restore(&charge);
             }
             continue;
         }
@@ -384,13 +410,14 @@ fn last_charge(orders: BorrowedFd<'_>, life: BorrowedFd<'_>) -> Charge {
     }
 }
 
+/// Writes the original values of the protections. Returns whether the kernel's protections are on.
+fn restore(charge: &Charge) -> bool {
+    let write = |all, (path, value): &(PathBuf, String)| std::fs::write(path, value).is_ok() && all;
+    charge.protections.iter().fold(charge.then_protected, write)
+}
+
 fn act(charge: &Charge, changer: &mut Changer) {
-    let mut protected = charge.then_protected;
-    for (path, value) in &charge.protections {
-        if std::fs::write(path, value).is_err() {
-            protected = false;
-        }
-    }
+    let protected = restore(charge);
     for (id, original) in charge.paced.iter().copied() {
         // As below: an error is ignored.
         changer.run(move || {
@@ -507,6 +534,34 @@ mod tests {
         drop(end);
         changer.finish(Duration::from_secs(3600));
         assert_eq!(told.try_recv(), Ok(thread), "it has gone on to its end");
+    }
+
+    /// Threads that escape from their pauses may leave the daemon's main thread no CPU time.
+    #[test]
+    fn an_alarm_restores_the_protections_while_the_daemon_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sched_rt_runtime_us");
+        let (orders, order) = rustix::pipe::pipe().unwrap();
+        let (life, death) = rustix::pipe::pipe().unwrap();
+        let bell = alarm().unwrap();
+        let given = Arc::clone(&bell);
+        let guardian = std::thread::spawn(move || last_charge(orders.as_fd(), life.as_fd(), given.as_fd()));
+        for original in ["950000", "870000"] {
+            std::fs::write(&file, "-1").unwrap();
+            let charge = Charge { protections: vec![(file.clone(), original.to_owned())], ..Charge::default() };
+            let mut line = serde_json::to_vec(&charge).unwrap();
+            line.push(b'\n');
+            rustix::io::write(&order, &line).unwrap();
+            rustix::io::write(&*bell, &1u64.to_ne_bytes()).unwrap();
+            let start = Instant::now();
+            while std::fs::read_to_string(&file).unwrap() != original {
+                assert!(start.elapsed() < Duration::from_secs(60), "nothing was restored");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert!(!guardian.is_finished());
+        drop(death);
+        assert_eq!(guardian.join().unwrap().protections, [(file, "870000".to_owned())]);
     }
 
     /// Once a guardian that ended has been waited for, another process may have its number.

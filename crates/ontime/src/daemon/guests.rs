@@ -21,6 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use ontime_base::Bucket;
 use ontime_plan::Nanos;
 use ontime_sched::published::close_elsewhere;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
@@ -61,7 +62,9 @@ impl Question {
 pub(crate) struct Guests {
     links: BTreeMap<String, Link>,
     /// Threads that receive, or that still close received files, by VM. A VM has at most one.
-    receivers: BTreeMap<String, JoinHandle<()>>,
+    receivers: BTreeMap<String, JoinHandle<Bucket>>,
+    /// The tokens left to VMs whose last connection has ended. A new connection has no others.
+    buckets: BTreeMap<String, Bucket>,
     /// Limits log lines, because a device process could cause any number of them.
     repeats: Repeats,
 }
@@ -89,7 +92,8 @@ impl Guests {
     pub(crate) fn follow(&mut self, wanted: &BTreeSet<String>, run_dir: &Path, events: &Events) -> Vec<String> {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));
-        self.receivers.retain(|_, receiver| !receiver.is_finished());
+        self.reap();
+        self.buckets.retain(|vm, _| wanted.contains(vm));
         for vm in wanted {
             if self.links.contains_key(vm) || crate::device::vm_name(vm).is_err() {
                 continue;
@@ -121,6 +125,15 @@ impl Guests {
         gone
     }
 
+    /// Forgets the receivers that have ended, but not what is left of their tokens.
+    fn reap(&mut self) {
+        let (ended, rest): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut self.receivers).into_iter().partition(|(_, receiver)| receiver.is_finished());
+        self.receivers = rest;
+        let left = |(vm, receiver): (String, JoinHandle<Bucket>)| Some((vm, receiver.join().ok()?));
+        self.buckets.extend(ended.into_iter().filter_map(left));
+    }
+
     /// Adds a connection. `watch` adds its receiving end to the event loop.
     fn add(
         &mut self,
@@ -128,7 +141,8 @@ impl Guests {
         stream: UnixStream,
         watch: impl FnOnce(&UnixStream) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
-        let (received, receiver) = receiver::start::<FILES>(&stream)?;
+        self.reap();
+        let (received, receiver) = receiver::start::<FILES>(&stream, self.buckets.remove(vm).unwrap_or_default())?;
         self.receivers.insert(vm.to_owned(), receiver);
         let link = Link::new(stream, received);
         watch(&link.received)?;
@@ -530,6 +544,28 @@ mod tests {
             asked += next(&mut guests).len() as u32;
         }
         assert!(start.elapsed() >= REFILL * (more - 2), "{more} beyond the burst took {:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_device_process_that_connects_again_and_again_asks_no_faster() {
+        let (mut guests, rounds, start) = (Guests::default(), 3, std::time::Instant::now());
+        for _ in 0..rounds {
+            let (own, mut device) = UnixStream::pair().unwrap();
+            own.set_nonblocking(true).unwrap();
+            guests.add("a", own, |_| Ok(())).unwrap();
+            (0..BURST).for_each(|seq| writeln!(device, "{{\"seq\":{seq},\"vcpus\":[]}}").unwrap());
+            drop(device);
+            let mut asked = 0;
+            while guests.has("a") {
+                asked += next(&mut guests).iter().filter(|question| question.seq.is_some()).count();
+            }
+            assert_eq!(asked, BURST as usize);
+            while !guests.receivers["a"].is_finished() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        let lines = BURST * rounds;
+        assert!(start.elapsed() >= REFILL * (lines - BURST - 2), "{lines} lines took {:?}", start.elapsed());
     }
 
     #[test]

@@ -157,6 +157,15 @@ fn check_for(reserved_for: &api::ReservedFor) -> Result<(), Unreserved> {
     Ok(())
 }
 
+/// What a reservation is for, as in `reservations.for`.
+fn written(reserved_for: &api::ReservedFor) -> String {
+    match reserved_for {
+        api::ReservedFor::Pod(uid) => format!("pod:{uid}"),
+        api::ReservedFor::Cgroup(path) => format!("cgroup:{path}"),
+        api::ReservedFor::Vm(name) => format!("vm:{name}"),
+    }
+}
+
 /// How many vCPUs have the budget.
 fn count(request: &api::ReserveRequest) -> u32 {
     request.count.unwrap_or(1)
@@ -302,6 +311,12 @@ impl Requested {
     ) -> Result<(u32, Step), Unreserved> {
         let uid = self.authorise(name, uid, config)?;
         check(request)?;
+        let reserved_for = written(&request.reserved_for);
+        if uid != 0 && !config.may_reserve_for(&reserved_for) {
+            return Err(Unreserved::Forbidden(format!(
+                "users beside root may not reserve for {reserved_for}; add it to `reservations.for` in daemon.toml"
+            )));
+        }
         let step = self.step(name, request);
         if step != Step::Renew {
             self.within_limits(name, request, uid, config)?;
@@ -722,6 +737,28 @@ mod tests {
         }
         assert_eq!(all.within_limits("a", &large(1), 0, &config), Ok(()));
         assert!(matches!(all.within_limits("b", &large(1), 0, &config), Err(Unreserved::TooMany(_))));
+    }
+
+    #[test]
+    fn users_reserve_only_for_what_the_administrator_lists() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = empty(&dir);
+        let of = |text: &str| request(&format!(r#"{{"for": {text}, "lease_seconds": 60}}"#)).unwrap();
+        let judge = |all: &Requested, text: &str, uid: u32, config: &DaemonConfig| {
+            all.judge("a", &of(text), Some(uid), config).map(|(_, step)| step)
+        };
+        let unlisted = DaemonConfig { reserving_users: [7].into(), ..DaemonConfig::default() };
+        for text in [r#"{"cgroup": "/system.slice/sshd.service"}"#, r#"{"vm": "a"}"#, r#"{"pod": "7f0c-1"}"#] {
+            let Err(Unreserved::Forbidden(why)) = judge(&all, text, 7, &unlisted) else { panic!("{text}") };
+            assert!(why.contains("`reservations.for`"), "{why}");
+            assert_eq!(judge(&all, text, 0, &unlisted), Ok(Step::Create), "root reserves for every tenant");
+        }
+        all.put("a", of(r#"{"vm": "a"}"#), 7, START).unwrap();
+        assert!(judge(&all, r#"{"vm": "a"}"#, 7, &unlisted).is_err(), "nor is it renewed");
+        assert_eq!(all.authorise("a", Some(7), &unlisted), Ok(7), "but its user may end it");
+        let listed = DaemonConfig { reservable: vec!["vm:a".to_owned()], ..unlisted };
+        assert_eq!(judge(&all, r#"{"vm": "a"}"#, 7, &listed), Ok(Step::Renew));
+        assert!(judge(&all, r#"{"cgroup": "/a"}"#, 7, &listed).is_err());
     }
 
     #[test]

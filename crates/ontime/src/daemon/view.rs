@@ -1,6 +1,7 @@
 //! Converts the crates' own types to those of the API. Pure, except that [`knob_state`] reads a knob.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ontime_hostnet::inventory::{self, KernelThreadKind};
 use ontime_hostnet::{self as hostnet, Done, Host, Intent, Inventory, Item, Knob, NicUse, RuleId, Setting, Severity};
@@ -329,6 +330,15 @@ pub(crate) fn cap_thread(used: &CapUsage, of: &BTreeMap<ThreadId, Owned>) -> api
         raised: used.raised,
         ahead_seconds: used.ahead_ns as f64 / 1e9,
     }
+}
+
+/// Why protections stay on though every thread stays in its pauses now.
+pub(crate) fn escaped(since: Duration) -> String {
+    format!(
+        "a thread ended a pause of its cap {} s ago, by itself or another program; protections stay on for some time: \
+         take RLIMIT_RTPRIO and CAP_SYS_NICE from tenants",
+        since.as_secs()
+    )
 }
 
 /// The owner of a thread.

@@ -39,7 +39,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,10 @@ use super::own::{OwnThread, this_thread};
 
 /// How long the planner's thread waits at most for the watcher to carry out orders.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long kernel protections stay on after a thread has escaped from its pause. The thread may have ended by then, or
+/// be watched anew because it has changed its CPUs.
+const AFTER_ESCAPE: Duration = Duration::from_secs(600);
 
 /// Settings of the watcher.
 #[derive(Debug, Clone, Copy)]
@@ -317,6 +321,8 @@ pub(crate) struct Caps {
     done: Arc<AtomicU32>,
     wake: Arc<OwnedFd>,
     returned: Consumer<Returned>,
+    /// When a thread last escaped from its pause, ns; 0: none has.
+    escaped_at: Arc<AtomicU64>,
     /// The epoll set of trace rings that the watcher waits for.
     rings: Arc<OwnedFd>,
     /// The probe that reports pending interrupts, and the CPUs that it covers.
@@ -341,12 +347,12 @@ pub(crate) struct Caps {
 }
 
 impl Caps {
-    /// Starts the watcher.
+    /// Starts the watcher. It writes to the eventfd `alarm` when a thread escapes from its pause.
     ///
     /// # Errors
     /// [`CapError::Descriptors`]. [`CapError::Setup`] where memory cannot be locked, or the thread cannot be started or
     /// given its priority.
-    pub(crate) fn start(settings: Settings) -> Result<Self, CapError> {
+    pub(crate) fn start(settings: Settings, alarm: Arc<OwnedFd>) -> Result<Self, CapError> {
         let setup = |what| move |source: io::Error| CapError::Setup { what, source };
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         if let Some(allowed) = allowed.filter(|allowed| *allowed < settings.descriptors as u64) {
@@ -366,6 +372,7 @@ impl Caps {
         let rings = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| setup("epoll")(error.into()))?;
         let rings = Arc::new(rings);
         let done = Arc::new(AtomicU32::new(0));
+        let escaped_at = Arc::new(AtomicU64::new(0));
         let period = u64::try_from(settings.period.as_nanos()).unwrap_or(u64::MAX);
         let table = Table::new(capacity, cpu_count(), settings.cpu_share, period, clock::now());
         // Room for every slot and for as many that were handed back.
@@ -378,6 +385,8 @@ impl Caps {
             returned: give_back,
             rings: Arc::clone(&rings),
             sights,
+            alarm,
+            escaped_at: Arc::clone(&escaped_at),
         };
         let watcher = Watcher::new(table, capacity, channels).map_err(setup("epoll"))?;
         let (tell, told) = sync_channel(1);
@@ -401,6 +410,7 @@ impl Caps {
             done,
             wake,
             returned,
+            escaped_at,
             rings,
             interrupts: None,
             targets: InterruptTargets::default(),
@@ -665,11 +675,18 @@ impl Caps {
     }
 
     /// Whether every thread of the last [`Self::set`] is held to its cap: it is watched, it is known where it runs, the
-    /// kernel has never refused a change of its policy, and it has stayed in its pauses.
+    /// kernel has never refused a change of its policy, it has stayed in its pauses, and no thread has escaped lately.
     pub(crate) fn complete(&self) -> bool {
         let held = |tally: &Tally| [&tally.refused, &tally.escaped].iter().all(|of| of.load(Ordering::Relaxed) == 0);
         let known = !self.readers.hang() && self.uncovered.values().all(Cover::holds);
-        known && self.entries.values().all(|entry| held(&entry.tally))
+        known && self.escaped_since().is_none() && self.entries.values().all(|entry| held(&entry.tally))
+    }
+
+    /// How long ago a thread escaped from its pause, if that counts still.
+    pub(crate) fn escaped_since(&self) -> Option<Duration> {
+        let at = Some(self.escaped_at.load(Ordering::Acquire)).filter(|at| *at > 0)?;
+        let since = Duration::from_nanos(clock::now().saturating_sub(at));
+        (since < AFTER_ESCAPE).then_some(since)
     }
 
     fn order(&mut self, order: Order) -> Result<(), CapError> {

@@ -80,6 +80,14 @@ fn settings(cpu_share: f64) -> Settings {
     }
 }
 
+fn alarm() -> Arc<OwnedFd> {
+    Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+}
+
+fn start(cpu_share: f64) -> Result<Caps, CapError> {
+    Caps::start(settings(cpu_share), alarm())
+}
+
 fn watch(spinner: &Spinner, share: f64, cpu: u32) -> Watch {
     Watch {
         id: spinner.id(),
@@ -127,7 +135,7 @@ fn a_thread_that_ends_its_pauses_is_not_held_to_its_cap() {
     place.leave(false).unwrap();
     spinner.id().set_policy(Policy::Rr(2)).unwrap();
     assert!(place.take().unwrap(), "it ran at real-time priority");
-    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let mut caps = start(0.95).unwrap();
     caps.set(&[watch(&spinner, 0.9, 0)]).unwrap();
     assert!(caps.complete());
     let entry = caps.entries.values().next().unwrap();
@@ -144,20 +152,28 @@ fn a_thread_that_is_at_its_place_during_a_pause_is_noticed() {
     let _alone = alone();
     let spinner = Spinner::start(0);
     spinner.place(PLACE);
-    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let alarm = alarm();
+    let mut caps = Caps::start(settings(0.95), Arc::clone(&alarm)).unwrap();
     // After a tick of 1 ms or more, a pause of minutes: its end comes after that of the test.
     caps.set(&[watch(&spinner, RuntimeCap::LEAST, 0)]).unwrap();
-    let start = Instant::now();
+    let (start, mut again) = (Instant::now(), false);
     while caps.report()[0].escaped == 0 {
         assert!(start.elapsed() < Duration::from_secs(60), "{:?}", caps.report());
         if spinner.id().policy().unwrap() == Policy::Idle {
             spinner.id().set_policy(PLACE).unwrap();
             std::thread::sleep(Duration::from_millis(200));
+            again |= caps.report()[0].escaped > 0 && spinner.id().policy().unwrap() == Policy::Idle;
             spinner.id().set_policy(Policy::Idle).unwrap();
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(!caps.complete() && caps.report()[0].pauses == 1);
+    assert!(again, "the watcher ends the escape");
+    assert_eq!(rustix::io::read(&*alarm, &mut [0; 8]), Ok(8), "the guardian is alarmed");
+    // A thread may choose its CPUs, and so have itself watched anew.
+    caps.set(&[watch(&spinner, 0.9, 0)]).unwrap();
+    assert_eq!(caps.report()[0].escaped, 0);
+    assert!(!caps.complete(), "the thread that is watched anew is the one that ended its pause");
 }
 
 fn skipped() -> bool {
@@ -174,7 +190,7 @@ fn ended_whole_and_wrong_threads_are_reported() {
         return;
     }
     let _alone = alone();
-    let mut caps = Caps::start(settings(0.95)).unwrap();
+    let mut caps = start(0.95).unwrap();
     let gone = {
         let spinner = Spinner::start(0);
         spinner.id()
@@ -234,7 +250,7 @@ mod real_speed {
             return;
         }
         let _alone = alone();
-        let mut caps = Caps::start(settings(0.95)).unwrap();
+        let mut caps = start(0.95).unwrap();
         let (rt, other) = (Spinner::start(0), Spinner::start(0));
         rt.place(PLACE);
         let wanted = [watch(&rt, 0.5, 0)];
@@ -264,7 +280,7 @@ mod real_speed {
             return;
         }
         let _alone = alone();
-        let mut caps = Caps::start(settings(0.95)).unwrap();
+        let mut caps = start(0.95).unwrap();
         let (rt, calm) = (Spinner::start(1), Spinner(Command::new("sleep").arg("30").spawn().unwrap()));
         rt.place(PLACE);
         calm.place(PLACE);
@@ -287,7 +303,7 @@ mod real_speed {
             return;
         }
         let _alone = alone();
-        let mut caps = Caps::start(settings(0.6)).unwrap();
+        let mut caps = start(0.6).unwrap();
         let (first, second, other) = (Spinner::start(1), Spinner::start(1), Spinner::start(1));
         first.place(PLACE);
         second.place(PLACE);
@@ -311,7 +327,7 @@ mod real_speed {
             return;
         }
         let _alone = alone();
-        let mut caps = Caps::start(settings(0.95)).unwrap();
+        let mut caps = start(0.95).unwrap();
         let child = Spinner(Command::new("sleep").arg("30").spawn().unwrap());
         child.place(PLACE);
         caps.set(&[watch(&child, 0.95, 0)]).unwrap();
@@ -335,7 +351,7 @@ mod real_speed {
             return;
         }
         let _alone = alone();
-        let mut caps = Caps::start(settings(0.95)).unwrap();
+        let mut caps = start(0.95).unwrap();
         let (rt, idle) = (Spinner::start(0), Spinner::start(0));
         rt.place(PLACE);
         caps.set(&[watch(&rt, 0.1, 0)]).unwrap();
@@ -394,7 +410,7 @@ fn caps_that_would_take_more_descriptors_than_there_are_are_refused() {
         println!("SKIPPED: open files have no limit here");
         return;
     };
-    let error = Caps::start(Settings { descriptors: most, ..settings(0.95) }).unwrap_err();
+    let error = Caps::start(Settings { descriptors: most, ..settings(0.95) }, alarm()).unwrap_err();
     assert!(matches!(error, CapError::Descriptors { needed, .. } if needed == most), "{error}");
     let said = error.to_string();
     assert!(said.contains("cap.threads") && said.contains("LimitNOFILE") && said.contains("stay on"), "{said}");

@@ -33,7 +33,7 @@ use rustix::time::ClockId;
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
 use super::place::PlacedThread;
-use super::reading::Reading;
+use super::reading::{Reading, Taken};
 use super::sight::Asker;
 use super::table::{Action, Pool, Rank, SlotIndex, Table, Watched};
 use super::targets::InterruptTargets;
@@ -50,6 +50,9 @@ const RINGS: u64 = 1;
 /// The least time between two inspections, so that they cost next to nothing, and the most that is added, ns.
 const INSPECTION_GAP: u64 = 10_000_000;
 const INSPECTION_SPREAD: u64 = 100_000_000;
+
+/// The least time between two alarms ([`Channels::alarm`]), ns: each has the guardian write the protections.
+const ALARM_GAP: u64 = 100_000_000;
 
 /// CPU time of a process, ns, below which its threads are not read. The time stays in [`WatchedThread::unread`] and is
 /// charged later.
@@ -152,6 +155,11 @@ pub(crate) struct Channels {
     pub rings: Arc<OwnedFd>,
     /// Has a thread at normal priority read what this thread must not.
     pub sights: Asker,
+    /// Written when a thread has escaped from its pause: the guardian then switches the kernel's protections on, also
+    /// if such threads leave the planner's thread no CPU time.
+    pub alarm: Arc<OwnedFd>,
+    /// When a thread last escaped, ns; 0: none has.
+    pub escaped_at: Arc<AtomicU64>,
 }
 
 /// The watcher's state. [`Watcher::run`] is the body of the thread.
@@ -179,6 +187,8 @@ pub(crate) struct Watcher {
     inspection: Option<(SlotIndex, u64)>,
     /// When the last inspection was, ns.
     inspected: u64,
+    /// When the alarm was last given, ns.
+    alarmed: u64,
     /// The state of the random numbers.
     random: u64,
     /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
@@ -220,6 +230,7 @@ impl Watcher {
             acts,
             inspection: None,
             inspected: 0,
+            alarmed: 0,
             // Any odd number.
             random: now() | 1,
             turn: 1,
@@ -310,8 +321,7 @@ impl Watcher {
                 was_read(slots, index, taken.ran, *turn);
                 if !table.paused(index) {
                     tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
-                    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
-                    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
+                    charge_cpus(table, index, taken, at, acts);
                 }
             }
             table.interrupt(index, own, at, |act| push(acts, act));
@@ -363,14 +373,16 @@ impl Watcher {
         }
     }
 
-    /// Reads the policy of a paused thread, if that is due.
+    /// Reads the policy of a paused thread, if that is due. Pauses the thread again if it has escaped.
     fn inspect(&mut self) {
         let now = now();
         let Some((index, _)) = self.inspection.take_if(|(_, at)| *at <= now) else { return };
         self.inspected = now;
         if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
             if slot.place.is_real_time().is_ok_and(|escaped| escaped) {
-                slot.tally.escaped.fetch_add(1, Ordering::Relaxed);
+                // The end of the pause notices a thread that cannot be changed.
+                let _ = slot.place.leave(true);
+                self.tell_escape(index);
             }
         }
         for next in (index + 1..self.slots.len()).chain(0..=index) {
@@ -378,6 +390,20 @@ impl Watcher {
             if self.inspection.is_some() {
                 return;
             }
+        }
+    }
+
+    /// Counts that this thread has escaped from its pause, and gives the alarm.
+    fn tell_escape(&mut self, index: SlotIndex) {
+        if let Some(Some(slot)) = self.slots.get(index) {
+            slot.tally.escaped.fetch_add(1, Ordering::Relaxed);
+        }
+        let now = now();
+        self.channels.escaped_at.store(now, Ordering::Release);
+        if now.saturating_sub(self.alarmed) >= ALARM_GAP {
+            self.alarmed = now;
+            // It fails only for a full counter: then the guardian has not taken 2^64 alarms.
+            let _ = rustix::io::write(&self.channels.alarm, &1u64.to_ne_bytes());
         }
     }
 
@@ -563,9 +589,7 @@ impl Watcher {
             slot.tally.ahead_ns.fetch_add(taken.ran, Ordering::Relaxed);
         }
         was_read(&mut self.slots, index, taken.ran, self.turn);
-        let cpu = taken.cpu.or(self.table.cpu(index))?;
-        let acts = &mut self.acts;
-        self.table.charge(index, cpu, taken.ran, now(), |act| push(acts, act));
+        charge_cpus(&mut self.table, index, taken, now(), &mut self.acts);
         Some(taken.ran)
     }
 
@@ -582,9 +606,10 @@ impl Watcher {
             let Some(act) = self.acts.get(at).copied() else { break };
             let index = act.slot();
             let Some(Some(slot)) = self.slots.get_mut(index) else { continue };
+            let mut escaped = false;
             let done = match act {
                 Action::Demote(_) => slot.pause(slot.read == self.turn).map(|()| 0),
-                Action::Promote(_) => slot.resume(),
+                Action::Promote(_) => slot.resume(&mut escaped),
                 Action::Raise(_) => slot.raise().map(|()| 0),
                 Action::Again(_) => slot.place.again().map(|()| 0),
                 Action::Lower(_) => slot.place.lower().map(|()| 0),
@@ -596,6 +621,9 @@ impl Watcher {
                 }
                 Ok(0) => {}
                 Ok(ran) => was_read(&mut self.slots, index, ran, self.turn),
+            }
+            if escaped {
+                self.tell_escape(index);
             }
             if matches!(act, Action::Demote(_)) {
                 self.plan_inspection(index);
@@ -637,15 +665,23 @@ impl WatchedThread {
         Ok(())
     }
 
-    /// Gives the thread its place back. Returns the CPU time that it took in the pause, ns. The figure is complete,
-    /// because the change of policy makes the kernel update the thread's run time.
-    fn resume(&mut self) -> io::Result<u64> {
-        if self.place.take()? {
-            self.tally.escaped.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Gives the thread its place back, and tells whether it had `escaped` from the pause. Returns the CPU time that it
+    /// took in the pause, ns. The figure is complete, because the change of policy makes the kernel update the thread's
+    /// run time.
+    fn resume(&mut self, escaped: &mut bool) -> io::Result<u64> {
+        *escaped = self.place.take()?;
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
         self.reading.take().map(|taken| taken.ran)
+    }
+}
+
+/// Charges a thread and its CPU, or every CPU if it is unknown which one that is.
+fn charge_cpus(table: &mut Table, index: SlotIndex, taken: Taken, at: u64, acts: &mut Vec<Action>) {
+    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
+    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
+    if taken.cpu.is_none() {
+        table.charge_elsewhere(cpu, taken.ran);
     }
 }
 

@@ -191,6 +191,7 @@ impl Engine {
                     let cause = thread.watched.strip_prefix("not: ").unwrap_or(&thread.watched);
                     format!("thread {} of {} is not held to its runtime cap: {cause}", thread.tid, thread.of)
                 });
+                let why = why.or_else(|| caps.escaped_since().map(view::escaped));
                 let why = why.or_else(|| self.why_uncapped().map(|(found, remedy)| format!("{found}; {remedy}")));
                 let by_plan = "vCPUs with reserved CPU time are held to that; kernel protections stay on beside them";
                 let why = why.or_else(|| (!self.look.settled.vcpus.is_empty()).then(|| by_plan.to_owned()));

@@ -3,8 +3,10 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::{Host, Intent, Inventory, Journal, Knob, KnobError, LiveHost, Obstacle, Paused, Plan, Value};
@@ -28,7 +30,8 @@ impl Engine {
         self.in_force = false;
         // End the old watcher before the new one starts. Two would both change the same threads.
         self.caps = Err("being restarted".to_owned());
-        self.caps = Caps::start(self.config.daemon.caps(self.table())).map_err(|error| error.to_string());
+        let settings = self.config.daemon.caps(self.table());
+        self.caps = Caps::start(settings, Arc::clone(&self.alarm)).map_err(|error| error.to_string());
         match &self.caps {
             Ok(caps) => tracing::info!("cap watcher is thread {}", caps.watcher_id.tid),
             Err(why) => self.repeats.warn(why),
@@ -291,7 +294,7 @@ impl Engine {
 
     pub(super) fn charge(&mut self, charge: Charge) -> anyhow::Result<()> {
         let place = self.guardian_place();
-        charge_guardian(&mut self.guardian, &self.paths.run_dir, &mut self.repeats, place, charge)
+        charge_guardian((&mut self.guardian, &self.alarm), &self.paths.run_dir, &mut self.repeats, place, charge)
     }
 
     /// If the guardian is dead, it could not act anyway.
@@ -380,7 +383,7 @@ pub(super) fn charge_meanwhile(
 
 /// Charges the guardian. Starts one if none runs at this priority.
 pub(super) fn charge_guardian(
-    slot: &mut Option<Guardian>,
+    (slot, alarm): (&mut Option<Guardian>, &OwnedFd),
     run_dir: &Path,
     repeats: &mut Repeats,
     place: Policy,
@@ -397,7 +400,7 @@ pub(super) fn charge_guardian(
     if let Some(old) = slot.take() {
         old.relieve();
     }
-    let mut guardian = Guardian::start(place, run_dir)?;
+    let mut guardian = Guardian::start(place, run_dir, alarm)?;
     guardian.charge(charge)?;
     tracing::info!("guardian is process {}", guardian.pid());
     *slot = Some(guardian);

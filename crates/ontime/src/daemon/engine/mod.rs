@@ -25,7 +25,9 @@ mod traffic;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ontime_hostnet::{
@@ -46,7 +48,7 @@ use crate::daemon::cap::{Caps, Pauses};
 use crate::daemon::census::{Census, RealTime};
 use crate::daemon::config::{Config, Mode};
 use crate::daemon::demoted::Demoted;
-use crate::daemon::guardian::{Charge, Guardian};
+use crate::daemon::guardian::{self, Charge, Guardian};
 use crate::daemon::held::Memory;
 use crate::daemon::keeper::Keeper;
 use crate::daemon::metrics::Metrics;
@@ -95,6 +97,8 @@ pub(crate) struct Engine {
     journal: Journal,
     caps: Result<Caps, String>,
     guardian: Option<Guardian>,
+    /// By this the cap watcher has the guardian restore protections.
+    alarm: Arc<OwnedFd>,
     /// Whether every thread of `watches` is capped and the guardian knows.
     in_force: bool,
     watches: Watches,
@@ -177,6 +181,7 @@ impl Engine {
             method: None,
             journal,
             guardian: None,
+            alarm: guardian::alarm().doing("making the alarm of the cap watcher")?,
             in_force: false,
             watches: Watches::default(),
             census: Census::default(),
@@ -322,6 +327,10 @@ impl Engine {
         let found = self.with_newcomers(found);
         let reading = start.elapsed();
         let paused = self.paused();
+        // The guardian may have restored them at an alarm since.
+        if self.in_force && !self.caps.as_ref().is_ok_and(Caps::complete) {
+            self.protect();
+        }
         let before = std::mem::take(&mut self.applied);
         let mut report = self.converge((found, Vec::new()), inventory, pauses, &paused, &devices);
         // By these, `serve_newcomers` knows which threads have their places.
@@ -390,6 +399,7 @@ impl Engine {
             traffic,
             keeper,
             guardian,
+            alarm,
             repeats,
             ..
         } = self;
@@ -444,7 +454,7 @@ impl Engine {
             let charge = charge_meanwhile(&state.watches.list, period, &look.inventory, (host.host, journal), guarded);
             // If the guardian refuses this charge, it also refuses the one at the end of the pass, and protections stay
             // on.
-            let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
+            let _ = charge_guardian((guardian, alarm), &paths.run_dir, repeats, place, charge);
             Ok(look.plan.clone())
         });
         if let Some(error) = host.state.into_inner().lost {

@@ -162,10 +162,10 @@ impl Engine {
         let ids: BTreeSet<ThreadId> = plan.settings.iter().filter_map(of).collect();
         self.watches.replace(watches, &ids);
         let (place, period) = (self.guardian_place(), self.cap_period());
-        let Self { host, journal, caps, watches, keeper, guardian, look, paths, repeats, .. } = self;
+        let Self { host, journal, caps, watches, keeper, guardian, alarm, look, paths, repeats, .. } = self;
         let lost = caps.as_mut().ok().and_then(|caps| caps.release(&watches.list).err());
         let charge = charge_meanwhile(&watches.list, period, &look.inventory, (&*host, &*journal), guardian.as_ref());
-        let _ = charge_guardian(guardian, &paths.run_dir, repeats, place, charge);
+        let _ = charge_guardian((guardian, alarm), &paths.run_dir, repeats, place, charge);
         let state = CappingState { caps, watches, pauses, lost };
         let capping = Capping { host, paced: keeper.planned_policies(), state: RefCell::new(state) };
         let added = hostnet::add(&capping, &plan.settings, journal);

@@ -34,11 +34,15 @@ use crate::daemon::nice;
 const STACK: usize = 256 << 10;
 
 /// Starts the receiver. Received data is read from the returned socket; answers are written to `stream`. The thread
-/// ends some time after both are closed; close `stream` first.
+/// ends some time after both are closed; close `stream` first. It takes a token of `lines` for each line, and returns
+/// the rest.
 ///
 /// # Errors
 /// The kernel's error; `ENOSYS` before Linux 5.9.
-pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(UnixStream, JoinHandle<()>)> {
+pub(super) fn start<const FILES: usize>(
+    stream: &UnixStream,
+    mut lines: Bucket,
+) -> io::Result<(UnixStream, JoinHandle<Bucket>)> {
     let (received, give) = UnixStream::pair()?;
     received.set_nonblocking(true)?;
     let numbers = (stream.as_raw_fd(), give.as_raw_fd());
@@ -49,7 +53,7 @@ pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(Unix
         match own_table(numbers) {
             Ok((stream, give)) => {
                 let _ = tell.send(Ok(()));
-                relay::<FILES>(&stream, &give);
+                relay::<FILES>(&stream, &give, &mut lines);
                 // Descriptors that were not received are closed with the last reference to the stream. Wait here, so
                 // that this thread and not the daemon closes it last.
                 let _ = give.shutdown(std::net::Shutdown::Write);
@@ -57,6 +61,7 @@ pub(super) fn start<const FILES: usize>(stream: &UnixStream) -> io::Result<(Unix
             }
             Err(error) => drop(tell.send(Err(error))),
         }
+        lines
     })?;
     // Until then the thread still needs these descriptor numbers.
     told.recv().map_err(io::Error::other)??;
@@ -88,9 +93,8 @@ fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStre
 }
 
 /// Passes data on until one end is closed or a descriptor arrives that is not memory.
-fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream) {
+fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, lines: &mut Bucket) {
     let mut chunk = [0; 4096];
-    let mut lines = Bucket::default();
     loop {
         let mut ready = [PollFd::new(stream, PollFlags::IN), PollFd::new(give, PollFlags::IN)];
         match poll(&mut ready, None) {
