@@ -518,16 +518,28 @@ impl Watcher {
                 return Some(Change::Lost);
             }
         };
-        if !events.is_empty() {
-            self.rests_until = now + GAP;
+        if events.is_empty() {
+            return None;
         }
-        let mut seen = None;
+        self.rests_until = now + GAP;
+        self.sort(events, now)
+    }
+
+    /// Has each event that needs a look wait for its owner's turn. To find the owner takes time, too, which counts as
+    /// that owner's. However many owners there are, it leaves half of the time to the caller's other work.
+    fn sort(&mut self, events: Vec<Event>, now: Instant) -> Option<Change> {
+        let (mut seen, start) = (None, Instant::now());
         for event in events {
+            let before = Instant::now();
             match self.owner(event) {
-                Some(owner) => self.enqueue(owner, Waiting { event, came: now }),
+                Some(owner) => {
+                    self.turns.charge(owner.clone(), before.elapsed(), now);
+                    self.enqueue(owner, Waiting { event, came: now });
+                }
                 None => seen = seen.or(self.concerns(event).then_some(Change::Seen)),
             }
         }
+        self.rests_until = self.rests_until.max(Instant::now() + start.elapsed());
         seen
     }
 

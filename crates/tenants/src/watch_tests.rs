@@ -183,6 +183,30 @@ fn what_is_gathered_wakes_the_watcher_up() {
     assert_eq!(watcher.wait(Some(RESCAN / 6)).unwrap(), Some(Change::Seen));
 }
 
+/// To find the owner, files of the process are read.
+#[test]
+fn finding_the_owner_of_events_is_charged_to_the_owner_and_leaves_time_for_other_work() {
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    let start = Instant::now();
+    watcher.sort((1000..1300).cycle().take(3000).map(|pid| Event::Exec { pid }).collect(), start);
+    assert!(watcher.rests_until > start + GAP, "3,000 lookups took {:?}", start.elapsed());
+    let host = common::Host::new();
+    let mut watcher = watcher_of(&host);
+    let mut events = 0;
+    loop {
+        watcher.sort(vec![Event::Exec { pid: 1000 }; 1000], Instant::now());
+        if watcher.turns.due_in(Instant::now()).is_some_and(|wait| !wait.is_zero()) {
+            break;
+        }
+        events += 1000;
+        assert!(events < 1_000_000, "{events} events of one owner cost it nothing");
+    }
+    execs(&mut watcher, &Account::User(1), 1299);
+    watcher.look_into(Instant::now());
+    assert!(watcher.newcomers().into_keys().eq([1299]), "another owner's turn comes first");
+}
+
 #[test]
 fn no_process_chooses_whose_turn_it_takes() {
     let host = common::Host::new();
