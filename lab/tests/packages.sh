@@ -149,9 +149,9 @@ snapshot() { # every knob that the daemon may touch, by name, of threads that ar
         policy=$(chrt -p "${task##*/}" 2> /dev/null | sed "s/pid [0-9]*//; /runtime parameter/d" | tr '\n' ' ')
         echo "$name $policy$(taskset -p "${task##*/}" 2> /dev/null | sed 's/.*mask//')"
     done | sort
-    for file in /sys/class/net/*/threaded /sys/class/net/*/gro_flush_timeout /sys/class/net/*/napi_defer_hard_irqs \
-        /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max /proc/sys/net/core/dev_weight \
-        /proc/irq/default_smp_affinity /proc/sys/kernel/sched_rt_runtime_us /sys/module/kvm/parameters/halt_poll_ns /proc/irq/*/smp_affinity_list \
+    for file in /sys/class/net/*/threaded /sys/class/net/*/queues/tx-*/xps_cpus /proc/sys/net/core/skb_defer_max \
+        /proc/sys/net/core/dev_weight /proc/irq/default_smp_affinity \
+        /proc/sys/kernel/sched_rt_runtime_us /sys/module/kvm/parameters/halt_poll_ns /proc/irq/*/smp_affinity_list \
         /sys/kernel/debug/sched/*_server/cpu*/runtime; do
         [ -e "$file" ] && echo "$file $(cat "$file" 2> /dev/null)"
     done

@@ -1,9 +1,5 @@
 //! Files of the kernel and of the host module that both rules and the inventory name, and a version that both know.
 
-/// In an interface's directory: the time from a poll to the next one while its interrupt is off, ns.
-pub(crate) const FLUSH_FILE: &str = "gro_flush_timeout";
-/// In an interface's directory: polls without a packet before its interrupt is on again.
-pub(crate) const ROUNDS_FILE: &str = "napi_defer_hard_irqs";
 /// The sysctl of rule `skb-defer`, below `/proc/sys`.
 pub(crate) const SKB_DEFER_MAX: &str = "net/core/skb_defer_max";
 /// RT throttling, below `/proc/sys`.

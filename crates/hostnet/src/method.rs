@@ -49,7 +49,7 @@ pub enum MethodError {
 }
 
 /// Every core rule.
-const PARTITIONED: [RuleId; 19] = [
+const PARTITIONED: [RuleId; 18] = [
     RuleId::HostConfig,
     RuleId::NapiThreaded,
     RuleId::IrqThread,
@@ -61,7 +61,6 @@ const PARTITIONED: [RuleId; 19] = [
     RuleId::Veth,
     RuleId::SoftirqThreads,
     RuleId::Moderation,
-    RuleId::BulkPoll,
     RuleId::VcpuPlace,
     RuleId::VnicPlace,
     RuleId::VmmPlace,

@@ -32,8 +32,6 @@ pub enum RuleId {
     SoftirqThreads,
     /// RT NICs do not delay receive interrupts.
     Moderation,
-    /// Bulk NICs are polled again after a pause, before their interrupts are on.
-    BulkPoll,
     /// vCPU threads get the place of their tenant's class.
     VcpuPlace,
     /// vhost and kvm-pit threads get the place of their tenant's class.

@@ -240,7 +240,6 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         ],
         // These only make settings.
         RuleId::TapBatch
-        | RuleId::BulkPoll
         | RuleId::Backlog
         | RuleId::SoftirqThreads
         | RuleId::VcpuPlace
@@ -457,8 +456,7 @@ fn every_kind_of_finding_names_its_object_the_cause_and_a_remedy() {
 }
 
 /// Files of rules, and how often each hands out a finding.
-const SITES: [(&str, &str, usize); 18] = [
-    ("bulk_poll", include_str!("../src/rules/bulk_poll.rs"), 0),
+const SITES: [(&str, &str, usize); 17] = [
     ("busy_poll", include_str!("../src/rules/busy_poll.rs"), 6),
     ("device_irq", include_str!("../src/rules/device_irq.rs"), 5),
     ("exclusive", include_str!("../src/rules/exclusive.rs"), 2),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, vm};
 use ontime_hostnet::doctor::Refused;
-use ontime_hostnet::inventory::{Deferral, Kernel, Lockdown, Napi, Nic};
+use ontime_hostnet::inventory::{Kernel, Lockdown, Napi, Nic};
 use ontime_hostnet::{
     Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
     RuleId, Setting, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
@@ -398,39 +398,6 @@ fn what_host_toml_names_and_the_host_has_not_is_found() {
     }
     let found = words(&plan(&inventory, &intent));
     assert!(found.iter().any(|words| words.contains("does not say which NAPI")), "{found:?}");
-}
-
-#[test]
-fn only_nics_without_rt_tenants_are_polled_after_a_pause() {
-    let (mut inventory, mut intent) = two_vms();
-    let settings = |inventory: &Inventory, intent: &Intent| of_rule(&plan(inventory, intent), RuleId::BulkPoll);
-    let mut old = inventory.clone();
-    old.nics.iter_mut().for_each(|nic| nic.deferral = None);
-    assert!(settings(&old, &intent).is_empty(), "a kernel before 5.8");
-    let wanted = [("eth1 gro_flush_timeout", "30000"), ("eth1 napi_defer_hard_irqs", "2")];
-    let wanted = wanted.map(|(knob, value)| (knob.to_owned(), value.to_owned()));
-    assert_eq!(settings(&inventory, &intent), wanted, "eth0 is the RT VM's");
-    let (flush_ns, rounds) = (30_000, 2);
-    for half in [Deferral { flush_ns, rounds: 0 }, Deferral { flush_ns: 0, rounds }, Deferral { flush_ns, rounds }] {
-        inventory.nics[1].deferral = Some(half);
-        assert_eq!(settings(&inventory, &intent), wanted, "what an apply was interrupted at: {half:?}");
-    }
-    // What another program chose, for the interface or for one of its instances.
-    inventory.nics[1].deferral = Some(Deferral { flush_ns: 200_000, rounds });
-    assert!(settings(&inventory, &intent).is_empty());
-    inventory.nics[1].deferral = Some(Deferral::default());
-    inventory.nics[1].napis[0].deferral = Some(Deferral { flush_ns: 20_000, rounds: 100 });
-    assert!(settings(&inventory, &intent).is_empty());
-    inventory.nics[1].napis[0].deferral = Some(Deferral::default());
-    assert_eq!(settings(&inventory, &intent), wanted);
-    // A queue of it is for RT packets.
-    let queue = NicConfig { queues: BTreeMap::from([(1, rt(0))]), ..NicConfig::default() };
-    intent.nics = BTreeMap::from([("eth1".to_owned(), queue)]);
-    assert!(settings(&inventory, &intent).is_empty());
-    // It is configured as bulk, and an RT VM sends by it.
-    let bulk = NicConfig { class: Some(Class::Bulk), ..NicConfig::default() };
-    intent.nics = BTreeMap::from([("eth0".to_owned(), bulk)]);
-    assert_eq!(settings(&inventory, &intent), wanted);
 }
 
 #[test]

@@ -218,8 +218,8 @@ impl Order {
     }
 }
 
-/// Waits [`SYMBOLS_LIMIT`] for a guest, which connects once its server is up, and writes to `file` what it sends. Without
-/// a guest the file is empty.
+/// Waits [`SYMBOLS_LIMIT`] for a guest, which connects once its server is up, and writes to `file` what it sends. If no
+/// guest connects, the file is empty.
 fn guest_symbols(file: &Path) -> Result<(), ClientError> {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, SYMBOLS_PORT));
     let failed = |what| move |source| ClientError::Socket { what, address, source };

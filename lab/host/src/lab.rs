@@ -379,8 +379,8 @@ impl Lab {
         self.link
     }
 
-    /// Starts a log of every instruction of the host, its guests and the clients' CPU, to this pipe, or ends it. The pipe
-    /// must be read meanwhile; otherwise the host stops.
+    /// Starts a log of every instruction of the host, its guests and the clients' CPU, to this pipe, or ends it. The
+    /// pipe must be read meanwhile; otherwise the host stops.
     ///
     /// # Errors
     /// The clock is the real one, on which the log would slow the host down by a factor of thousands; the emulator

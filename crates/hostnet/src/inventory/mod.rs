@@ -176,8 +176,6 @@ pub struct Nic {
     pub tx_queues: Vec<TxQueue>,
     /// `/sys/class/net/X/threaded` (5.12): 0, 1, or 2 for polling.
     pub threaded: Option<u32>,
-    /// How polls defer its interrupts (5.8). From 6.13 on a NAPI instance may have other values.
-    pub deferral: Option<Deferral>,
     /// Packets per poll at most, set through the host module: a number, or `default`. `None` if the module is not
     /// loaded.
     pub napi_weight: Option<String>,
@@ -211,15 +209,6 @@ pub struct TxQueue {
     pub bql_limit_max: Option<u64>,
 }
 
-/// How polls defer an interrupt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Deferral {
-    /// Time from a poll to the next one while the interrupt is off, ns; 0: none (`gro_flush_timeout`).
-    pub flush_ns: u64,
-    /// Polls without a packet before the interrupt is on again (`napi_defer_hard_irqs`).
-    pub rounds: u32,
-}
-
 /// A NAPI instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Napi {
@@ -232,8 +221,6 @@ pub struct Napi {
     pub pid: Option<i32>,
     /// 0 softirq, 1 thread, 2 polling thread; `None` before 6.17, where only [`Nic::threaded`] shows the mode.
     pub threaded: Option<u32>,
-    /// How its polls defer its interrupt; `None` before 6.13, where only [`Nic::deferral`] shows it.
-    pub deferral: Option<Deferral>,
     /// Receive queues that this instance serves.
     pub rx_queues: Vec<u32>,
     /// Transmit queues that this instance serves.

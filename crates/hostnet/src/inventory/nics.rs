@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::devices::{self, Pci, Port, is_word_of};
 use super::threads::{CUT, WHOLE_NAMES};
-use super::{Deferral, Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
+use super::{Inventory, KernelThreadKind, Napi, Nic, Note, TxQueue};
 use crate::cpus::CpuSet;
-use crate::kernel_files::{FLUSH_FILE, POLL_FILE, ROUNDS_FILE, WEIGHT_FILE};
+use crate::kernel_files::{POLL_FILE, WEIGHT_FILE};
 use crate::knob::NicId;
 use crate::netlink::Netlink;
 use crate::netlink::ethtool::Ethtool;
@@ -367,9 +367,6 @@ fn nic(roots: &Roots, link: Link, napis: Vec<Napi>) -> Nic {
         rx_queues,
         tx_queues,
         threaded: read_number(&dir.join("threaded")),
-        deferral: read_number(&dir.join(FLUSH_FILE))
-            .zip(read_number(&dir.join(ROUNDS_FILE)))
-            .map(|(flush_ns, rounds)| Deferral { flush_ns, rounds }),
         napi_weight: read(&dir.join(WEIGHT_FILE)),
         busy_poll: read(&dir.join(POLL_FILE)),
         napis,

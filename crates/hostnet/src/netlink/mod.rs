@@ -222,11 +222,6 @@ pub fn read_u32(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.first_chunk()?))
 }
 
-/// A number of four or eight bytes (netlink's type `uint`).
-pub(crate) fn read_uint(bytes: &[u8]) -> Option<u64> {
-    if bytes.len() < 8 { read_u32(bytes).map(u64::from) } else { Some(u64::from_ne_bytes(*bytes.first_chunk()?)) }
-}
-
 /// The first two bytes as a number.
 pub(crate) fn read_u16(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.first_chunk()?))

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::generic::{Family, HEADER, command};
-use super::{attributes, read_u32, read_uint};
-use crate::inventory::{Deferral, Napi};
+use super::{attributes, read_u32};
+use crate::inventory::Napi;
 
 const CMD_QUEUE_GET: u8 = 10;
 const CMD_NAPI_GET: u8 = 11;
@@ -17,8 +17,6 @@ const NAPI_IFINDEX: u16 = 1;
 const NAPI_ID: u16 = 2;
 const NAPI_IRQ: u16 = 3;
 const NAPI_PID: u16 = 4;
-const NAPI_DEFER_HARD_IRQS: u16 = 5;
-const NAPI_GRO_FLUSH_TIMEOUT: u16 = 6;
 const NAPI_THREADED: u16 = 8;
 
 const QUEUE_ID: u16 = 1;
@@ -81,7 +79,6 @@ impl Netdev {
 pub fn parse_napi(part: &[u8]) -> (u32, Napi) {
     let mut ifindex = 0;
     let mut napi = Napi::default();
-    let (mut flush_ns, mut rounds) = (None, None);
     for (kind, value) in attributes(part.get(HEADER..).unwrap_or_default()) {
         let number = read_u32(value);
         match kind {
@@ -89,13 +86,10 @@ pub fn parse_napi(part: &[u8]) -> (u32, Napi) {
             NAPI_ID => napi.id = number.unwrap_or_default(),
             NAPI_IRQ => napi.irq = number,
             NAPI_PID => napi.pid = number.and_then(|pid| i32::try_from(pid).ok()),
-            NAPI_DEFER_HARD_IRQS => rounds = number,
-            NAPI_GRO_FLUSH_TIMEOUT => flush_ns = read_uint(value),
             NAPI_THREADED => napi.threaded = number,
             _ => {}
         }
     }
-    napi.deferral = flush_ns.zip(rounds).map(|(flush_ns, rounds)| Deferral { flush_ns, rounds });
     (ifindex, napi)
 }
 
@@ -131,8 +125,6 @@ mod tests {
             .with_u32(NAPI_ID, 8194)
             .with_u32(NAPI_IRQ, 41)
             .with_u32(NAPI_PID, 977)
-            .with_u32(NAPI_DEFER_HARD_IRQS, 2)
-            .with_u32(NAPI_GRO_FLUSH_TIMEOUT, 30_000)
             .with_u32(NAPI_THREADED, 1);
         let (ifindex, napi) = parse_napi(part.bytes());
         let mut found = BTreeMap::from([(ifindex, vec![napi])]);
@@ -144,15 +136,8 @@ mod tests {
                 .with_u32(QUEUE_NAPI_ID, 8194);
             add_queue(&mut found, queue.bytes());
         }
-        let wanted = Napi {
-            id: 8194,
-            irq: Some(41),
-            pid: Some(977),
-            threaded: Some(1),
-            deferral: Some(Deferral { flush_ns: 30_000, rounds: 2 }),
-            rx_queues: vec![0],
-            tx_queues: vec![5],
-        };
+        let wanted =
+            Napi { id: 8194, irq: Some(41), pid: Some(977), threaded: Some(1), rx_queues: vec![0], tx_queues: vec![5] };
         assert_eq!(found, BTreeMap::from([(3, vec![wanted])]));
     }
 

@@ -4,7 +4,6 @@
 //! Figures: us as p50/p99/max. Where the source is [`PROBES`], UDP echo at FIFO 47 beside a saturating small-packet
 //! flood on another NIC, stock kernels under emulation, virtual clock.
 
-mod bulk_poll;
 mod busy_poll;
 mod device_irq;
 mod exclusive;
@@ -142,22 +141,6 @@ pub static RULES: &[Rule] = &[
                     and virtio_net: only the interval is written; drivers that may stop their queues for it are left \
                     alone, with a finding",
         plan: moderation::moderation,
-    },
-    Rule {
-        id: RuleId::BulkPoll,
-        title: "bulk NICs polled again after a pause, before their interrupts are on",
-        waits_behind: "interrupts of bulk NICs: each stops what its CPU executes, and wakes two threads",
-        cost: Cost {
-            delay_us: 12,
-            text: "bulk TCP 3.40 Gbit/s without, 3.78 with it (a stock kernel: 3.74); of 600 requests of a VM the \
-                slowest took 100 and 88 us",
-            source: "`ontime-lab bench rt-server --cpus 2 --load tcp --requests 600`: Debian 7.2-rt and 7.2, emulated, \
-                virtual clock (docs/reference/hostnet.md)",
-        },
-        cure: "gro_flush_timeout 30 us and napi_defer_hard_irqs 2 on NICs that no RT tenant uses",
-        live_safe: "net/core/dev.c, napi_complete_done: both are read at the end of each poll; a timer that runs polls \
-                    once more",
-        plan: bulk_poll::bulk_poll,
     },
     Rule {
         id: RuleId::DeviceIrq,

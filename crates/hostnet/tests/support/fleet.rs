@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ontime_hostnet::inventory::{
-    Cpus, Deferral, Inventory, Irq, Kernel, KernelThread, KernelThreadKind, Kvm, Napi, Nic, Protections, TxQueue,
+    Cpus, Inventory, Irq, Kernel, KernelThread, KernelThreadKind, Kvm, Napi, Nic, Protections, TxQueue,
 };
 use ontime_hostnet::{CpuSet, Intent, IrqId, Knob, NicId, Plan, Refusal, RuleId, Value};
 use ontime_tenants::{
@@ -66,7 +66,6 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
     let name = format!("eth{number}");
     let base = number * 1000;
     let napi = |queue: u32| Napi {
-        deferral: Some(Deferral::default()),
         id: 8193 + base + queue,
         irq: Some(100 + base + queue),
         pid: threaded.then(|| i32::try_from(60_000 + base + queue).unwrap()),
@@ -105,7 +104,6 @@ fn nic(inventory: &mut Inventory, number: u32, queues: u32, threaded: bool, onli
         tx_queues: (0..queues)
             .map(|queue| TxQueue { xps_cpus: Some(CpuSet::from_iter([queue % CPUS])), bql_limit_max: Some(1 << 20) })
             .collect(),
-        deferral: Some(Deferral::default()),
         threaded: Some(u32::from(threaded)),
         napis: (0..queues).map(napi).collect(),
         irqs: (0..queues).map(|queue| 100 + base + queue).collect(),

@@ -333,8 +333,8 @@ impl Host {
         }
     }
 
-    /// Sends datagrams at a steady rate from the clients' side, paced by the host's clock. Checks meanwhile that the host
-    /// lives.
+    /// Sends datagrams at a steady rate from the clients' side, paced by the host's clock. Checks meanwhile that the
+    /// host lives.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
         self.paced_while(load, None, &mut || ControlFlow::Continue(()))
     }

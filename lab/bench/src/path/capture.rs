@@ -1,8 +1,8 @@
 //! Reads the emulator's log while requests are sent. This is the only file that does.
 //!
-//! In: a host's [`Names`]. Out: its requests. The emulator writes into a pipe (a FIFO). A separate thread reads the pipe
-//! and keeps only runs of functions: a request of 60,000 instructions, which are 5 MB of log, becomes about ten thousand
-//! small records.
+//! In: a host's [`Names`]. Out: its requests. The emulator writes into a pipe (a FIFO). A separate thread reads the
+//! pipe and keeps only runs of functions: a request of 60,000 instructions, which are 5 MB of log, becomes about ten
+//! thousand small records.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};

@@ -1,7 +1,7 @@
 //! Assigns the instructions of one request to stages.
 //!
-//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a CPU, a thread
-//! and a level. Phase and thread are found from functions alone:
+//! In: its [`Run`]s. Out: a [`Request`]: its instructions by stage, and by function. A stage is a phase, a CPU, a
+//! thread and a level. Phase and thread are found from functions alone:
 //!
 //! - A CPU's thread changes at `__switch_to_asm`, which counts for the thread that is switched out. The new thread is
 //!   identified by the first function that only one kind of thread runs: its main function, to which it returns from a

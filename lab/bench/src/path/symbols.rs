@@ -304,7 +304,8 @@ mod tests {
 
     const KALLSYMS: &str = "ffffffff81000000 T startup_64\n0000000000000000 A fixed\nffffffff81000000 T \
         __text\nffffffff8129f6e0 T __switch_to_asm\nffffffff8129f6d0 t __pfx_x\nffffffff8129f700 D \
-        data\nffffffff81300000 t pv_native_safe_halt\nffffffffc04b9f20 t e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
+        data\nffffffff81300000 t pv_native_safe_halt\nffffffffc04b9f20 t \
+        e1000_intr_msix_rx.isra.0\t[e1000e]\nodd\nzz T x\n";
     const MAPS: &str = "process 12 ontime device\n55d000001000-55d000003000 r-xp 00001000 fe:00 12 \
         /usr/local/bin/ontime\n7f0000000000-7f0000001000 r-xp 00000000 fe:00 9 \
         /usr/lib/libc.so.6\n7f0000001000-7f0000002000 rw-p 00000000 00:00 0\nprocess 3 sockperf\n00401000-00402000 \

@@ -45,8 +45,8 @@ pub fn wait_for_proxy(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureE
     sipp::wait_for(proxy, || host.alive())
 }
 
-/// Makes all calls by the host's clock, and returns after the last one. Callers outside write SIPp's files to `dir`, and
-/// read the virtual clock from the captures, of which the RT NIC's is the first.
+/// Makes all calls by the host's clock, and returns after the last one. Callers outside write SIPp's files to `dir`,
+/// and read the virtual clock from the captures, of which the RT NIC's is the first.
 ///
 /// # Errors
 /// SIPp is missing or fails; no packet passes for `SILENCE`; the host has ended.

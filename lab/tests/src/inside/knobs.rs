@@ -21,10 +21,8 @@ const THREADS: [&str; 11] = [
 ];
 
 /// Files that the daemon may change.
-const FILES: [&str; 11] = [
+const FILES: [&str; 9] = [
     "/sys/class/net/*/threaded",
-    "/sys/class/net/*/gro_flush_timeout",
-    "/sys/class/net/*/napi_defer_hard_irqs",
     "/sys/class/net/*/queues/tx-*/xps_cpus",
     "/proc/sys/net/core/skb_defer_max",
     "/proc/sys/net/core/dev_weight",
