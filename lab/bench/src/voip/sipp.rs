@@ -205,9 +205,9 @@ fn write_scenario(
     t1_ms: u64,
     change: fn(&str) -> Option<String>,
 ) -> Result<String, ClientError> {
-    let text = change(&own_scenario(name)?)
-        .and_then(|text| with_t1(&text, t1_ms))
-        .ok_or_else(|| failed(format!("its scenario {name} is not as SIPp 3.6's: install Debian's sip-tester")))?;
+    let text = change(&own_scenario(name)?).and_then(|text| with_t1(&text, t1_ms)).ok_or_else(|| {
+        failed(format!("its scenario {name} is not that of SIPp 3.6 or 3.7: install Debian's sip-tester"))
+    })?;
     let path = dir.join(format!("sipp-{name}.xml"));
     fs::write(&path, text).map_err(file(&path))?;
     Ok(path.to_string_lossy().into_owned())
