@@ -212,7 +212,7 @@ func refusal(status int, text []byte) error {
 		problem.Error = fmt.Sprintf("HTTP status %d without a reason", status)
 	}
 	if status == http.StatusForbidden {
-		problem.Error += " (the driver must run as root, or as a user of [reservations] in daemon.toml)"
+		problem.Error += " (the driver must run as root, or as a user of [reservations] in daemon.toml, which lists pod:* in for)"
 	}
 	return fmt.Errorf("Ontime's daemon on this node refuses: %s", problem.Error)
 }

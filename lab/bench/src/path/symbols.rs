@@ -19,8 +19,6 @@ pub(crate) enum Mark {
     None,
     /// The CPU is about to halt: the first instruction of a function that halts it.
     Halt,
-    /// A further instruction of such a function. Some are executed before the halt, others after it.
-    AroundHalt,
     /// An interrupt begins.
     Interrupt,
     /// The NIC's driver begins to handle arrivals.
@@ -282,13 +280,7 @@ impl Names {
 fn mark(name: &str, is_first: bool) -> Mark {
     let plain = name.split([' ', '.']).next().unwrap_or(name);
     match plain {
-        _ if HALTS.contains(&plain) => {
-            if is_first {
-                Mark::Halt
-            } else {
-                Mark::AroundHalt
-            }
-        }
+        _ if is_first && HALTS.contains(&plain) => Mark::Halt,
         "e1000_intr_msix_rx" if is_first => Mark::Receive,
         "e1000_xmit_frame" => Mark::Transmit,
         "__switch_to_asm" => Mark::Switch,
@@ -340,7 +332,7 @@ mod tests {
         assert_eq!(of(0x55d0_0000_1900, Level::HostUser), ("serve [ontime]".into(), device.clone()));
         assert_eq!(of(0x7f00_0000_0010, Level::HostUser), ("libc.so.6".into(), device));
         assert_eq!(of(0xffff_ffff_8130_0000, Level::HostKernel), ("pv_native_safe_halt".into(), Mark::Halt));
-        assert_eq!(of(0xffff_ffff_8130_0002, Level::HostKernel), ("pv_native_safe_halt".into(), Mark::AroundHalt));
+        assert_eq!(of(0xffff_ffff_8130_0002, Level::HostKernel), ("pv_native_safe_halt".into(), Mark::None));
         assert_eq!(of(0x9999, Level::HostUser), ("unknown program".into(), Mark::None));
         // The same address in a guest is another function. This guest has sent no symbols.
         assert_eq!(of(0xffff_ffff_8129_f6e4, Level::GuestKernel).0, "guest kernel");

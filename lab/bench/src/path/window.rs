@@ -3,11 +3,10 @@
 //! In: the log's bytes, in which requests arrived and were answered one after the other. Out: each request's [`Run`]s:
 //! functions in order, each with its CPU and the number of its instructions before another function's on that CPU.
 //!
-//! A request begins after the last halt of a CPU on which the NIC's driver handles the arrival. It includes the
-//! interrupt's work for it, and the work that kept the CPU busy then. On the host's other CPUs it includes all
-//! instructions from the driver's first on. It ends with the last instruction with which the NIC's driver sends the
-//! reply, where an interrupt (of the NIC that has sent) or the driver's caller continues. Only runs are kept, and at
-//! most [`LONGEST`] of them.
+//! A request begins with the interrupt in which the NIC's driver handles the arrival; what it interrupts is no part of it. On the
+//! host's other CPUs it includes all instructions from the driver's first on. It ends with the last instruction with
+//! which the NIC's driver sends the reply, where an interrupt (of the NIC that has sent) or the driver's caller
+//! continues. Only runs are kept, and at most [`LONGEST`] of them.
 
 use super::line::{self, Line};
 use super::symbols::{Mark, Names};
@@ -31,9 +30,9 @@ pub(crate) struct Run {
 /// Why a request is not whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub(crate) enum Incomplete {
-    /// The beginning is not known.
-    #[error("the CPU that it interrupted had not halted since the request before")]
-    Busy,
+    /// The beginning is missing.
+    #[error("the trace began within its interrupt")]
+    NoBegin,
     /// The end is missing.
     #[error("the NIC's driver sent no reply")]
     NoEnd,
@@ -42,26 +41,17 @@ pub(crate) enum Incomplete {
     TooLong,
 }
 
-/// What a CPU does.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Doing {
-    /// It has not halted since the log began or the last request ended: when its work began is not known.
-    #[default]
-    Unknown,
-    /// It is about to halt, or halted.
-    Halted,
-    /// It has been woken from a halt.
-    Working,
-}
-
 /// A CPU of the host.
 #[derive(Debug, Clone, Default)]
 struct Cpu {
-    doing: Doing,
-    /// Outside of a request: what it has executed since it halted.
-    since_halt: Vec<Run>,
-    /// Within a request: number of the request's first run since it halted.
-    after_halt: Option<usize>,
+    /// Its last instruction was one with which an interrupt begins or ends.
+    at_interrupt: bool,
+    /// Outside of a request: what it has executed since an interrupt last began or ended. None before the first.
+    since_interrupt: Option<Vec<Run>>,
+    /// Within a request: number of the request's first run since then.
+    from: usize,
+    /// It has halted since the driver handled the arrival.
+    has_halted: bool,
 }
 
 /// Progress within a request.
@@ -156,30 +146,25 @@ impl Cutter {
 
     fn push(&mut self, cpu: usize, number: u32, mark: &Mark) {
         let Some(of) = self.cpus.get_mut(cpu) else { return };
-        match mark {
-            Mark::Halt => {
-                of.doing = Doing::Halted;
-                of.since_halt.clear();
-                of.after_halt = Some(self.runs.len());
-                return;
-            }
-            Mark::AroundHalt if of.doing == Doing::Halted => return,
-            _ if of.doing == Doing::Halted => of.doing = Doing::Working,
-            _ => {}
+        of.has_halted |= *mark == Mark::Halt;
+        if *mark == Mark::Interrupt && !of.at_interrupt {
+            of.since_interrupt = Some(Vec::new());
+            of.from = self.runs.len();
         }
+        of.at_interrupt = *mark == Mark::Interrupt;
         match (self.at, mark) {
-            (At::Outside, Mark::Receive) if of.doing == Doing::Unknown => self.requests.push(Err(Incomplete::Busy)),
-            (At::Outside, Mark::Receive) => {
-                self.runs = std::mem::take(&mut of.since_halt);
-                self.at = At::Inside;
-                self.cpus.iter_mut().for_each(|of| of.after_halt = None);
-            }
-            // The earlier arrival was not the request: it had no result.
-            (At::Inside, Mark::Receive) => {
-                if let Some(from) = of.after_halt {
-                    self.runs.drain(..from.min(self.runs.len()));
-                    self.cpus.iter_mut().for_each(|of| of.after_halt = None);
+            (At::Outside, Mark::Receive) => match of.since_interrupt.take() {
+                Some(runs) => {
+                    self.runs = runs;
+                    self.at = At::Inside;
+                    self.cpus.iter_mut().for_each(|of| of.has_halted = false);
                 }
+                None => self.requests.push(Err(Incomplete::NoBegin)),
+            },
+            // The earlier arrival was not the request: it had no result.
+            (At::Inside, Mark::Receive) if of.has_halted => {
+                self.runs.drain(..of.from.min(self.runs.len()));
+                self.cpus.iter_mut().for_each(|of| (of.from, of.has_halted) = (0, false));
             }
             (At::Inside, Mark::Transmit) => {
                 let caller = self.runs.iter().rfind(|run| run.cpu == cpu).map_or(number, |run| run.function);
@@ -189,12 +174,12 @@ impl Cutter {
                 if cpu == sender && (number == caller || *mark == Mark::Interrupt) =>
             {
                 let runs = std::mem::take(&mut self.runs);
-                return self.end(Ok(runs));
+                self.end(Ok(runs));
             }
             _ => {}
         }
         let runs = match (self.at, self.cpus.get_mut(cpu)) {
-            (At::Outside, Some(of)) if of.doing == Doing::Working => &mut of.since_halt,
+            (At::Outside, Some(Cpu { since_interrupt: Some(runs), .. })) => runs,
             (At::Outside, _) => return,
             _ => &mut self.runs,
         };
@@ -206,7 +191,7 @@ impl Cutter {
         }
     }
 
-    /// Ends the request, or what has become too long.
+    /// Ends the request, or what has become too long outside of one.
     fn end(&mut self, request: Result<Vec<Run>, Incomplete>) {
         if self.at != At::Outside {
             self.requests.push(request);
@@ -214,10 +199,7 @@ impl Cutter {
         self.at = At::Outside;
         self.runs.clear();
         for of in &mut self.cpus {
-            of.since_halt.clear();
-            if of.doing == Doing::Working {
-                of.doing = Doing::Unknown;
-            }
+            of.since_interrupt = of.at_interrupt.then(Vec::new);
         }
     }
 }
