@@ -16,15 +16,12 @@ use super::sight::{Asker, Sight};
 pub(crate) struct Taken {
     /// ns. For a running thread up to a tick may be missing, because the kernel updates the counter at ticks.
     pub ran: u64,
-    /// The CPU on which the thread was last seen. `None` while that is unknown.
+    /// The CPU on which the thread was last seen.
     pub cpu: Option<u32>,
 }
 
 /// CPU time, ns, after which the CPU is looked up again: that is more work than reading the time.
 const WORTH_A_LOOK: u64 = 1_000_000;
-/// CPU time, ns, that the thread may take until the question is answered. Beyond that its CPU counts as unknown: where
-/// real-time threads take the whole CPU of the thread that reads, nothing else would hold them to less.
-const UNANSWERED: u64 = 20_000_000;
 
 /// A thread's `schedstat` file, kept open: it refers to the thread itself, not to a later thread with the same number.
 /// To read it, the kernel takes no reference to anything of the process (see `sight`).
@@ -64,12 +61,8 @@ impl Time {
 pub(crate) struct Reading {
     time: Time,
     sight: Arc<Sight>,
-    /// CPU time since the CPU was last known, ns.
+    /// CPU time since the sight was last asked for the CPU, ns.
     unseen: u64,
-    /// CPU time since the sight was asked for the CPU, ns; `None` if it has answered.
-    unanswered: Option<u64>,
-    /// [`Sight::reads`] when the last answer came.
-    reads: u32,
     /// The sight is to be read.
     wants: bool,
     /// The sight's state was asked for since the thread last ran.
@@ -85,8 +78,7 @@ impl Reading {
     pub(crate) fn open(pid: i32, tid: i32, only: Option<u32>) -> io::Result<Self> {
         let time = Time::open(pid, tid)?;
         let sight = Arc::new(Sight::open(pid, tid, only)?);
-        let reads = sight.reads();
-        Ok(Self { time, sight, unseen: 0, unanswered: None, reads, wants: false, asked: false })
+        Ok(Self { time, sight, unseen: 0, wants: false, asked: false })
     }
 
     /// Whether the thread sleeps: it does not run, does not wait for a CPU and is not stopped. True also where it has
@@ -111,24 +103,11 @@ impl Reading {
         if ran > 0 {
             self.asked = false;
         }
-        Ok(Taken { ran, cpu: if self.is_seen(ran) { self.sight.cpu() } else { None } })
-    }
-
-    /// Whether the CPU is known after these further ns of CPU time. Wants the sight to be read if it is time for that.
-    fn is_seen(&mut self, ran: u64) -> bool {
-        let reads = self.sight.reads();
-        if reads != self.reads {
-            (self.reads, self.unseen, self.unanswered) = (reads, 0, None);
-        }
         self.unseen = self.unseen.saturating_add(ran);
-        if let Some(unanswered) = &mut self.unanswered {
-            *unanswered = unanswered.saturating_add(ran);
-        } else if self.unseen >= WORTH_A_LOOK {
-            self.unanswered = Some(0);
+        if self.unseen >= WORTH_A_LOOK {
+            (self.unseen, self.wants) = (0, true);
         }
-        // Asked again at each turn, because the queue may have been full.
-        self.wants |= self.unanswered.is_some();
-        self.unanswered.is_none_or(|unanswered| unanswered < UNANSWERED)
+        Ok(Taken { ran, cpu: self.sight.cpu() })
     }
 
     /// Has the sight read if it is needed. Returns whether it is.
@@ -206,31 +185,6 @@ mod tests {
             }
             let cpus = std::thread::available_parallelism().unwrap().get().max(4096) as u32;
             assert!(reading.take().unwrap().cpu.is_some_and(|cpu| cpu < cpus));
-        })
-        .join()
-        .unwrap();
-    }
-
-    /// The thread that reads gets no CPU time where real-time threads take a whole CPU. They would be held to less if
-    /// they counted on several CPUs, as they were last seen.
-    #[test]
-    fn where_a_thread_runs_is_unknown_while_that_is_not_answered() {
-        let (_readers, mut asker) = Readers::start(8).unwrap();
-        std::thread::spawn(move || {
-            let mut reading = Reading::open(std::process::id() as i32, own_tid(), Some(0)).unwrap();
-            let unknown = (0..100).any(|_| {
-                spin(WORTH_A_LOOK as i64);
-                reading.take().unwrap().cpu.is_none()
-            });
-            assert!(unknown, "it is still where it was seen 100 ms of CPU time ago");
-            let start = std::time::Instant::now();
-            while reading.take().unwrap().cpu.is_none() {
-                assert!(start.elapsed() < std::time::Duration::from_secs(60), "it is never known again");
-                if reading.ask(&mut asker) {
-                    asker.ring();
-                }
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
         })
         .join()
         .unwrap();

@@ -48,7 +48,6 @@ pub(crate) struct Sight {
     /// how often that was called: a read that began before such a call has no answer for later.
     state: AtomicU64,
     cpu: AtomicU32,
-    reads: AtomicU32,
 }
 
 impl Sight {
@@ -59,18 +58,12 @@ impl Sight {
     pub(crate) fn open(pid: i32, tid: i32, cpu: Option<u32>) -> io::Result<Self> {
         let stat = File::open(format!("/proc/{pid}/task/{tid}/stat"))?;
         let (wanted, state) = (AtomicBool::new(false), AtomicU64::new(0));
-        let (cpu_seen, reads) = (AtomicU32::new(NO_CPU), AtomicU32::new(0));
-        let mut sight = Self { stat, wanted, state, cpu: cpu_seen, reads };
+        let mut sight = Self { stat, wanted, state, cpu: AtomicU32::new(NO_CPU) };
         sight.read();
         if let Some(cpu) = cpu {
             *sight.cpu.get_mut() = cpu;
         }
         Ok(sight)
-    }
-
-    /// How often it was read, modulo 2^32.
-    pub(crate) fn reads(&self) -> u32 {
-        self.reads.load(Ordering::Acquire)
     }
 
     /// The CPU on which the thread was last seen.
@@ -104,7 +97,6 @@ impl Sight {
         }
         // A thread that has ended has no line.
         self.answer(round, state(line).unwrap_or(b'X'));
-        self.reads.fetch_add(1, Ordering::Release);
     }
 
     /// Sets the state that was read from `round` on, unless it was forgotten since.

@@ -326,14 +326,6 @@ impl Table {
         }
     }
 
-    /// Charges `ran` ns of a thread to every CPU but the one where it was last seen: it is unknown where the thread is.
-    /// So it pauses with the threads of each CPU on which it may be.
-    pub(crate) fn charge_elsewhere(&mut self, seen: u32, ran: u64) {
-        for (number, cpu) in (0..).zip(&mut self.cpus) {
-            cpu.taken = cpu.taken.saturating_add(if number == seen { 0 } else { ran });
-        }
-    }
-
     /// Records what a look cost the watcher. Looks are at least [`COST_FACTOR`] times that apart.
     pub(crate) fn cost(&mut self, took: u64) {
         self.cost = took;

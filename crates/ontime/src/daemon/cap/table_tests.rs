@@ -47,24 +47,6 @@ fn two_half_spinners_on_one_cpu_pause_together() {
     assert!(!table.paused(2));
 }
 
-/// Two threads that were seen on two CPUs may have moved to one since.
-#[test]
-fn threads_that_are_on_an_unknown_cpu_leave_each_cpu_its_rest() {
-    for known in [true, false] {
-        let mut table = table(2);
-        let (mut acts, now) = (Vec::new(), 4_800_000);
-        for (slot, cpu) in [(0, 0), (1, 1)] {
-            table.charge(slot, cpu, 2_400_000, now, |a| acts.push(a));
-            if !known {
-                table.charge_elsewhere(cpu, 2_400_000);
-            }
-        }
-        table.looked(now, |a| acts.push(a));
-        let both = [Action::Demote(0), Action::Demote(1)];
-        assert_eq!(acts, if known { &[] } else { &both[..] });
-    }
-}
-
 #[test]
 fn threads_that_were_not_read_for_long_are_not_charged_for_less() {
     let mut table = table(4);

@@ -33,7 +33,7 @@ use rustix::time::ClockId;
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
 use super::place::PlacedThread;
-use super::reading::{Reading, Taken};
+use super::reading::Reading;
 use super::sight::Asker;
 use super::table::{Action, Pool, Rank, SlotIndex, Table, Watched};
 use super::targets::InterruptTargets;
@@ -321,7 +321,8 @@ impl Watcher {
                 was_read(slots, index, taken.ran, *turn);
                 if !table.paused(index) {
                     tally.ran_ns.fetch_add(taken.ran, Ordering::Relaxed);
-                    charge_cpus(table, index, taken, at, acts);
+                    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
+                    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
                 }
             }
             table.interrupt(index, own, at, |act| push(acts, act));
@@ -589,7 +590,9 @@ impl Watcher {
             slot.tally.ahead_ns.fetch_add(taken.ran, Ordering::Relaxed);
         }
         was_read(&mut self.slots, index, taken.ran, self.turn);
-        charge_cpus(&mut self.table, index, taken, now(), &mut self.acts);
+        let cpu = taken.cpu.or(self.table.cpu(index))?;
+        let acts = &mut self.acts;
+        self.table.charge(index, cpu, taken.ran, now(), |act| push(acts, act));
         Some(taken.ran)
     }
 
