@@ -400,12 +400,19 @@ impl Lab {
         self.is_logged = pipe.is_some();
         // The emulator does not serve its monitor while the clock stands still: meanwhile the host does something.
         let told = self.dir.join("files").join(TOLD);
-        let id = self.begin(&["sh", "-c", &format!("until [ -e /lab/{TOLD} ]; do :; done")], false, &[])?;
+        let command = ["sh", "-c", &format!("until [ -e /lab/{TOLD} ]; do :; done")];
+        let id = self.begin(&command, false, &[])?;
         let answer = Monitor::open(&self.dir).and_then(|mut at| commands.iter().try_for_each(|line| at.tell(line)));
-        fs::write(&told, "").map_err(file("write", &told))?;
+        let written = fs::write(&told, "").map_err(file("write", &told));
         let ended = self.follow(id, &mut within(FOLLOWED), &mut |_, _| {});
-        fs::remove_file(&told).map_err(file("remove", &told))?;
-        ended.and(answer)
+        let _ = fs::remove_file(&told);
+        if ended?.is_none() {
+            self.kill(id)?;
+            written?;
+            let seconds = FOLLOWED.as_secs();
+            return Err(LabError::Timeout { command: command.join(" "), seconds, state: self.state() });
+        }
+        answer
     }
 
     /// Shuts the emulated host down in order.

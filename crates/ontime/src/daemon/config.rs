@@ -156,6 +156,12 @@ impl DaemonConfig {
         for path in config::files(directory, "daemon")? {
             all.add(&Text::read(&path)?)?;
         }
+        if !all.reserving_users.is_empty() && all.reservable.is_empty() {
+            tracing::warn!(
+                "reservations.users in daemon.toml may reserve for nothing: list patterns such as \"pod:*\" in \
+                 reservations.for"
+            );
+        }
         Ok(all)
     }
 

@@ -46,7 +46,7 @@ use crate::progress::progress;
 use crate::schema::Load;
 use crate::server::{self, PlacedServer, ServerPlace};
 use crate::trial::{self, CaseResults};
-use crate::workload::{self, SOCKPERF, Workload};
+use crate::workload::{self, Client, SOCKPERF, Workload};
 use capture::Reader;
 use stages::Request;
 use symbols::Names;
@@ -119,10 +119,9 @@ impl Program {
         }
     }
 
-    /// Sends its requests, once the program is up.
-    fn send(self, host: &mut Host, load: &workload::Load<'_>) -> Result<(), MeasureError> {
+    /// Sends its requests, from a client that is ready.
+    fn send(self, client: Client, host: &mut Host, load: &workload::Load<'_>) -> Result<(), MeasureError> {
         let workload = self.workload();
-        let client = workload.ready(host, load.seed)?;
         if self == Self::Kamailio {
             let config = ClientConfig::new(workload.on(host), load.requests, load.seed);
             let mut tell = |line: &str| progress(format_args!("{}: {line}", load.name));
@@ -219,8 +218,9 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
     let requests = WARM_UP + plan.requests;
     let load =
         workload::Load { requests, seed: plan.seed, captures: &captures, dir: &host.dir.clone(), name: &case.name };
-    host.lab()?.log_instructions(Some(reader.path()))?;
-    let sent = plan.program.send(host, &load);
+    let client = plan.program.workload().ready(host, plan.seed)?;
+    let begun = host.lab()?.log_instructions(Some(reader.path()));
+    let sent = begun.map_err(MeasureError::from).and_then(|()| plan.program.send(client, host, &load));
     let ended = host.lab()?.log_instructions(None);
     sent?;
     ended?;

@@ -52,7 +52,7 @@ const INSPECTION_GAP: u64 = 10_000_000;
 const INSPECTION_SPREAD: u64 = 100_000_000;
 
 /// The least time between two alarms ([`Channels::alarm`]), ns: each has the guardian write the protections.
-const ALARM_GAP: u64 = 100_000_000;
+const ALARM_GAP: u64 = 1_000_000_000;
 
 /// CPU time of a process, ns, below which its threads are not read. The time stays in [`WatchedThread::unread`] and is
 /// charged later.
@@ -676,15 +676,6 @@ impl WatchedThread {
         self.tally.paused.store(false, Ordering::Relaxed);
         self.tally.paused_ns.fetch_add(now().saturating_sub(self.since), Ordering::Relaxed);
         self.reading.take().map(|taken| taken.ran)
-    }
-}
-
-/// Charges a thread and its CPU, or every CPU if it is unknown which one that is.
-fn charge_cpus(table: &mut Table, index: SlotIndex, taken: Taken, at: u64, acts: &mut Vec<Action>) {
-    let cpu = taken.cpu.or(table.cpu(index)).unwrap_or(0);
-    table.charge(index, cpu, taken.ran, at, |act| push(acts, act));
-    if taken.cpu.is_none() {
-        table.charge_elsewhere(cpu, taken.ran);
     }
 }
 
