@@ -3,8 +3,8 @@
 //! In: the log's bytes, in which requests arrived and were answered one after the other. Out: each request's [`Run`]s:
 //! functions in order, each with its CPU and the number of its instructions before another function's on that CPU.
 //!
-//! A request begins with the interrupt in which the NIC's driver handles the arrival; what that interrupts is no part of
-//! it. On the host's other CPUs it includes all instructions from the driver's first on. It ends with the last
+//! A request begins with the interrupt in which the NIC's driver handles the arrival; what that interrupts is no part
+//! of it. On the host's other CPUs it includes all instructions from the driver's first on. It ends with the last
 //! instruction with which the NIC's driver sends the reply, where an interrupt (of the NIC that has sent) or the
 //! driver's caller continues. Only runs are kept, and at most [`LONGEST`] of them.
 
