@@ -21,6 +21,8 @@ pub(crate) enum Mark {
     Halt,
     /// An interrupt begins.
     Interrupt,
+    /// An interrupt wakes the thread of its handler.
+    WakesHandler,
     /// The NIC's driver begins to handle arrivals.
     Receive,
     /// The NIC's driver sends.
@@ -284,8 +286,12 @@ fn mark(name: &str, is_first: bool) -> Mark {
         "e1000_intr_msix_rx" if is_first => Mark::Receive,
         "e1000_xmit_frame" => Mark::Transmit,
         "__switch_to_asm" => Mark::Switch,
-        "irq_entries_start" | "asm_common_interrupt" => Mark::Interrupt,
-        _ if plain.starts_with("asm_sysvec_") => Mark::Interrupt,
+        // Interrupts of devices begin here, and others with the first instruction of their function, which also ends
+        // them.
+        "irq_entries_start" => Mark::Interrupt,
+        _ if is_first && plain.starts_with("asm_sysvec_") => Mark::Interrupt,
+        // Of interrupts whose handlers run in threads (kernel/irq/manage.c).
+        "irq_default_primary_handler" => Mark::WakesHandler,
         _ => thread(plain).map_or(Mark::None, Mark::Thread),
     }
 }

@@ -109,6 +109,25 @@ fn what_the_arrival_interrupts_is_no_part_of_the_request() {
 }
 
 #[test]
+fn a_request_begins_with_the_interrupt_that_wakes_its_handlers_thread() {
+    let one = recorded(LOG).0;
+    let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
+    // Behind the interrupt's first instructions: its handler, and a timer's interrupt before the thread runs.
+    let wakes = "Trace 0: 0x7f3f07ea8400 [0000000000000000/ffffffff99a02000/18d0c290/ff020201] \n";
+    let timer = "Trace 0: 0x7f3f07ea8400 [0000000000000000/ffffffff99a03000/18d0c290/ff020201] \n";
+    let with = |added: &str| recorded(&[&lines[..9].concat(), added, &lines[9..].concat()].concat()).0;
+    let length = |requests: &Requests| match requests.as_slice() {
+        [Ok(runs)] => runs.iter().map(|run| run.count).sum::<u64>(),
+        other => panic!("{} requests", other.len()),
+    };
+    let handled = length(&with(wakes));
+    assert_eq!(handled, length(&one) + 1);
+    assert_eq!(length(&with(&[wakes, timer].concat())), handled + 1);
+    // A timer's interrupt in place of the handler: the beginning is unknown, and the later interrupt is taken for it.
+    assert!(length(&with(timer)) < length(&one));
+}
+
+#[test]
 fn an_arrival_without_a_reply_is_no_part_of_the_next_request() {
     let lines: Vec<&str> = LOG.split_inclusive('\n').collect();
     let unanswered = lines[..lines.len() / 2].concat();

@@ -3,10 +3,11 @@
 //! In: the log's bytes, in which requests arrived and were answered one after the other. Out: each request's [`Run`]s:
 //! functions in order, each with its CPU and the number of its instructions before another function's on that CPU.
 //!
-//! A request begins with the interrupt in which the NIC's driver handles the arrival; what that interrupts is no part
-//! of it. On the host's other CPUs it includes all instructions from the driver's first on. It ends with the last
-//! instruction with which the NIC's driver sends the reply, where an interrupt (of the NIC that has sent) or the
-//! driver's caller continues. Only runs are kept, and at most [`LONGEST`] of them.
+//! A request begins with the interrupt in which the NIC's driver handles the arrival, or which wakes the thread that
+//! does (PREEMPT_RT); what that interrupts is no part of it. On the host's other CPUs it includes all instructions from
+//! the driver's first on. It ends with the last instruction with which the NIC's driver sends the reply, where an
+//! interrupt (of the NIC that has sent) or the driver's caller continues. Only runs are kept, and at most [`LONGEST`] of
+//! them.
 
 use super::line::{self, Line};
 use super::symbols::{Mark, Names};
@@ -44,9 +45,11 @@ pub(crate) enum Incomplete {
 /// A CPU of the host.
 #[derive(Debug, Clone, Default)]
 struct Cpu {
-    /// Its last instruction was one with which an interrupt begins or ends.
+    /// Its last instruction was one with which an interrupt begins.
     at_interrupt: bool,
-    /// Outside of a request: what it has executed since an interrupt last began or ended. None before the first.
+    /// That interrupt has woken a handler's thread.
+    has_woken: bool,
+    /// Outside of a request: what it has executed since that interrupt. None before the first.
     since_interrupt: Option<Vec<Run>>,
     /// Within a request: number of the request's first run since then.
     from: usize,
@@ -146,10 +149,15 @@ impl Cutter {
 
     fn push(&mut self, cpu: usize, number: u32, mark: &Mark) {
         let Some(of) = self.cpus.get_mut(cpu) else { return };
-        of.has_halted |= *mark == Mark::Halt;
-        if *mark == Mark::Interrupt && !of.at_interrupt {
-            of.since_interrupt = Some(Vec::new());
-            of.from = self.runs.len();
+        match mark {
+            Mark::Halt => (of.has_halted, of.has_woken) = (true, false),
+            Mark::WakesHandler => of.has_woken = true,
+            // While the handler's thread has not run, another interrupt belongs to the same request.
+            Mark::Interrupt if !of.at_interrupt && !of.has_woken => {
+                of.since_interrupt = Some(Vec::new());
+                of.from = self.runs.len();
+            }
+            _ => {}
         }
         of.at_interrupt = *mark == Mark::Interrupt;
         match (self.at, mark) {
@@ -157,7 +165,7 @@ impl Cutter {
                 Some(runs) => {
                     self.runs = runs;
                     self.at = At::Inside;
-                    self.cpus.iter_mut().for_each(|of| of.has_halted = false);
+                    self.cpus.iter_mut().for_each(|of| (of.has_halted, of.has_woken) = (false, false));
                 }
                 None => self.requests.push(Err(Incomplete::NoBegin)),
             },
@@ -200,6 +208,7 @@ impl Cutter {
         self.runs.clear();
         for of in &mut self.cpus {
             of.since_interrupt = of.at_interrupt.then(Vec::new);
+            of.has_woken = false;
         }
     }
 }
