@@ -115,6 +115,7 @@ fn report(args: &Options, found: CaseResults<Measured>) -> anyhow::Result<ExitCo
     let document = Document {
         path_version: PATH_VERSION,
         kernel,
+        cpus: args.emulated.machine().cpus,
         command: format!("ontime-lab {}", words.join(" ")),
         created: created()?,
         methods: measured.into_iter().map(|of| of.method).collect(),

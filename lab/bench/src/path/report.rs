@@ -14,7 +14,7 @@ use super::line::Level;
 use super::stages::{Phase, Request, Stage};
 
 /// The version of the document; any change of a field raises it.
-pub(crate) const PATH_VERSION: u32 = 2;
+pub(crate) const PATH_VERSION: u32 = 3;
 /// Number of functions per method in the table.
 const SHOWN: usize = 20;
 
@@ -26,6 +26,8 @@ pub(crate) struct Document {
     pub path_version: u32,
     /// The host kernel's release.
     pub kernel: String,
+    /// Number of the host's CPUs.
+    pub cpus: u8,
     /// The command that makes this again.
     pub command: String,
     /// When it was made, RFC 3339.

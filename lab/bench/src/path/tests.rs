@@ -251,6 +251,7 @@ fn median_and_slowest_stand_side_by_side() {
     let document = Document {
         path_version: PATH_VERSION,
         kernel: "7.2".into(),
+        cpus: 1,
         command: "ontime-lab bench path".into(),
         created: "now".into(),
         methods: vec![method],
@@ -279,6 +280,7 @@ fn a_longer_request_is_told_with_its_stages_and_functions() {
         Document {
             path_version: PATH_VERSION,
             kernel: kernel.into(),
+            cpus: 1,
             command: String::new(),
             created: String::new(),
             methods: vec![method],
@@ -302,10 +304,31 @@ fn a_longer_request_is_told_with_its_stages_and_functions() {
         )]
     );
     assert_eq!(compare(&document("7.2", 20_100, 30_000), &baseline, "0".parse().unwrap()).regressions.len(), 1);
-    // Neither another kernel nor another method is compared.
+    // A larger share of long requests is no longer request, where the 40th percentile stays: [1, 1, 1, 2, 2].
+    let of = |requests: &[u64]| {
+        let mut document = document("7.2", 20_000, 30_000);
+        let mut sorted = requests.to_vec();
+        sorted.sort_unstable();
+        document.methods[0].median = sorted[(sorted.len() - 1) / 2];
+        document.methods[0].requests = requests.to_vec();
+        document
+    };
+    let usual = of(&[90_000, 50_000, 50_000, 50_000, 51_000]);
+    for (requests, regressions) in [
+        ([51_000, 51_000, 50_000, 51_000, 50_000], 0),
+        ([50_000, 50_000, 51_000, 50_600, 90_000], 0),
+        ([90_000, 50_600, 50_600, 50_600, 51_600], 1),
+        ([50_000, 51_000, 51_000, 51_000, 51_000], 1),
+    ] {
+        assert_eq!(compare(&of(&requests), &usual, one).regressions.len(), regressions, "{requests:?}");
+    }
+    // Neither another kernel, nor another number of CPUs, nor another method is compared.
+    let mut two = document("7.2", 90_000, 30_000);
+    two.cpus = 2;
+    assert!(compare(&two, &baseline, one).left_out[0].contains("CPUs: 2; the baseline: Linux 7.2, CPUs: 1"));
     let other = compare(&document("7.3", 90_000, 30_000), &baseline, one);
     assert_eq!((other.compared, other.regressions.len()), (0, 0));
-    assert!(other.left_out[0].contains("Linux 7.3; the baseline: Linux 7.2"), "{other:?}");
+    assert!(other.left_out[0].contains("Linux 7.3, CPUs: 1; the baseline: Linux 7.2, CPUs: 1"), "{other:?}");
     let mut renamed = document("7.2", 90_000, 30_000);
     renamed.methods[0].method = "threaded".into();
     assert!(compare(&renamed, &baseline, one).left_out[0].contains("the baseline does not have it"));
