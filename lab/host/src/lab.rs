@@ -177,7 +177,7 @@ impl Lab {
             clock: machine.clock,
             time_stops: machine.time_stops(),
             release_us: machine.releases_arrivals().then_some(machine.release_us),
-            link: machine.link,
+            link: machine.link(),
             silence: Duration::from_secs(machine.silence_seconds),
             is_logged: false,
             next: 0,
@@ -368,7 +368,7 @@ impl Lab {
         Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 
-    /// Frames that the link of a NIC (`rt` or `bulk`) has dropped so far. 0 without a link.
+    /// Frames that the link of a NIC (`rt` or `bulk`) has dropped so far. 0 without clients inside.
     ///
     /// # Errors
     /// The emulator's file cannot be read.
@@ -379,7 +379,7 @@ impl Lab {
         link::dropped(nic, way, &self.dir)
     }
 
-    /// The link of each NIC.
+    /// The link of each NIC to clients inside.
     pub fn link(&self) -> Option<Link> {
         self.link
     }

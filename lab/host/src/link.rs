@@ -62,6 +62,14 @@ impl Way {
     }
 }
 
+impl Default for Link {
+    /// A NIC of 10 Gbit/s, and a switch. Without a rate, a burst that the sender's NIC segments would reach the host at
+    /// one instant, overflow its NIC's ring of 256, and TCP's recovery would decide the throughput.
+    fn default() -> Self {
+        Self { rate: 10_000_000_000, delay: Duration::from_micros(5), packets: 1000 }
+    }
+}
+
 impl Link {
     /// Options of the emulator's object for one direction of a NIC's link, whose counts go to a file in `dir`.
     pub(crate) fn options(&self, nic: &str, way: Way, dir: &Path) -> String {
@@ -145,6 +153,7 @@ mod tests {
         for text in ["1gbit,5us,256", "100mbit,1ms,1", "2500mbit,0ns,10000", "1kbit,1s,64", "1500bit,1500ns,9"] {
             assert_eq!(text.parse::<Link>().unwrap().to_string(), text);
         }
+        assert_eq!(Link::default().to_string(), "10gbit,5us,1000");
         let link: Link = "1gbit,5us,256".parse().unwrap();
         assert_eq!((link.rate, link.delay, link.packets), (1_000_000_000, Duration::from_micros(5), 256));
         assert_eq!(

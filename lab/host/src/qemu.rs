@@ -144,7 +144,7 @@ pub struct Machine {
     pub release_us: u32,
     /// The clients' side.
     pub clients: Clients,
-    /// The link of each NIC to clients that have a CPU of their own; without one, a frame arrives when it is sent.
+    /// The link of each NIC to clients inside, if not the usual one ([`Link::default`]).
     pub link: Option<Link>,
     /// Number of the host's last CPUs that its kernel isolates (`isolcpus`), as it does the clients' CPU. One CPU is
     /// never isolated.
@@ -212,6 +212,11 @@ impl Machine {
     /// Whether one more CPU is the clients'.
     pub fn has_client_cpu(&self) -> bool {
         self.clients == Clients::Inside
+    }
+
+    /// The link of each NIC to clients inside; none to others.
+    pub fn link(&self) -> Option<Link> {
+        self.has_client_cpu().then(|| self.link.unwrap_or_default())
     }
 
     /// The number of emulated CPUs: the host's, and the last one for clients if they have one.
@@ -327,7 +332,7 @@ impl Machine {
             }
             line.option("-device", &device(nic, 0));
             // Before the capture, which stamps frames when they arrive at the host's NIC and when they leave it.
-            for (link, way) in self.link.iter().flat_map(|link| Way::ALL.map(|way| (link, way))) {
+            for (link, way) in self.link().iter().flat_map(|link| Way::ALL.map(|way| (link, way))) {
                 line.option("-object", &link.options(nic, way, dir));
             }
             let capture = at(&format!("{nic}.pcap"));
@@ -473,8 +478,10 @@ mod tests {
             let links = ["tx", "rx"].map(|way| place(format!("id=link-{nic}-{way},netdev={nic},queue={way}")));
             assert!(links.iter().all(|at| *at < place(format!("filter-dump,id={nic}-dump"))), "{line}");
         }
-        let without = Machine { link: None, ..inside };
-        assert!(!without.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/i")).join(" ").contains("link"));
+        let usual = Machine { link: None, ..inside.clone() };
+        let of = |machine: Machine| machine.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/i")).join(" ");
+        assert!(of(usual).contains("rate=10000000000,delay=5000,packets=1000"));
+        assert!(!of(Machine { link: None, clients: Clients::None, ..inside }).contains("link"));
     }
 
     #[test]

@@ -381,10 +381,10 @@ def go_run(package, names, log, prefix):
 def libuv_run(words, names, log, prefix):
     """Each test of libuv is a process of its own, and says so in TAP."""
     results = {}
-    every = subprocess.check_output(["./uv_run_tests_a", "--list"], cwd="/lab/libuv", text=True).split()
+    environment = {**os.environ, "UV_RUN_AS_ROOT": "1", "UV_TEST_TIMEOUT_MULTIPLIER": "10"}
+    every = subprocess.check_output(["./uv_run_tests_a", "--list"], cwd="/lab/libuv", env=environment, text=True).split()
     for name in names or [name for name in every if any(word in name for word in words.split())]:
-        output, verdict = output_of([*prefix, "./uv_run_tests_a", name], "/lab/libuv",
-                                    {**os.environ, "UV_TEST_TIMEOUT_MULTIPLIER": "10"})
+        output, verdict = output_of([*prefix, "./uv_run_tests_a", name], "/lab/libuv", environment)
         log.write(f"== {name}\n{output}")
         if verdict is None or verdict[0] == "dies":
             found = tap(output)

@@ -66,7 +66,7 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "WHERE")]
     clients: Option<Clients>,
     /// The link of each NIC to the clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and
-    /// the most frames that wait; more are dropped and counted
+    /// the most frames that wait; more are dropped and counted (default: 10gbit,5us,1000)
     #[arg(long, value_name = "RATE,DELAY,PACKETS")]
     link: Option<Link>,
     /// Nanoseconds an instruction takes on the virtual clock: 4 is quick to run, 1 a CPU as of today (what `ontime-lab

@@ -295,7 +295,7 @@ struct Args {
     #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
     clients: Option<Clients>,
     /// The link of each NIC to clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and the
-    /// most frames that wait; more are dropped and counted
+    /// most frames that wait; more are dropped and counted (default: 10gbit,5us,1000)
     #[arg(long, value_name = "RATE,DELAY,PACKETS", conflicts_with = "hardware")]
     link: Option<Link>,
     /// The host's RT kernel: 7.2-rt or 6.12-rt (may be given twice)
