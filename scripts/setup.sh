@@ -9,7 +9,7 @@ debian:12 | debian:13) ;;
 *) echo "setup: made for Debian 12 and 13; this is ${PRETTY_NAME:-unknown}, going on all the same" ;;
 esac
 
-# Packages for the build, the lab's images, the clients outside the emulated host, and the programs that tests run.
+# Packages for the build, the lab's images, clients of a real host, and the programs that tests run.
 packages="gcc libc6-dev linux-libc-dev libclang-dev pkg-config make
     mmdebstrap debian-archive-keyring busybox-static cpio zstd xz-utils e2fsprogs python3-minimal kmod
     iproute2 iperf3 procps util-linux ethtool

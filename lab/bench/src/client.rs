@@ -1,18 +1,17 @@
 //! The RT client: sends a request, waits for the reply, waits 1 to 10 ms, and repeats.
 //!
-//! In: a [`ClientConfig`] and a [`Clock`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`].
-//! The client measures no latency; the monitor does ([`crate::wire`]).
+//! In: a [`ClientConfig`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`]. The client measures
+//! no latency; the monitor does ([`crate::wire`]). It waits by this process's clock: inside an emulated machine that is
+//! the clock of the host under test.
 //!
 //! The load is that of Access'18, IV-A: netperf's UDP request/response, changed to random inter-arrival times of 1 to
-//! 10 ms. Here the gaps are uniform, seeded, start at the reply, and run on the clock of the host under test. The loop
-//! is closed: one request is in flight at a time, so a slow reply delays later requests, as with the paper's client.
+//! 10 ms. Here the gaps are uniform, seeded, and start at the reply. The loop is closed: one request is in flight at a time, so a slow reply delays later requests, as with the paper's client.
 //! The server is a stock `sockperf server` (see [`crate::sockperf`]), or the server of another [`Peer`].
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ontime_figures::number;
@@ -20,14 +19,12 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, RealClock, VirtualClock};
-use crate::pcap::PcapError;
 use crate::sockperf;
 
 /// Default message size, bytes.
 pub(crate) const MESSAGE_BYTES: usize = 16;
 
-/// Configuration of the client. Times are on the clock of the host under test.
+/// Configuration of the client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientConfig {
     /// The server.
@@ -49,14 +46,10 @@ pub struct ClientConfig {
     pub give_up_after: u64,
     /// Seed of the gaps.
     pub seed: u64,
-    /// Captures whose time stamps are the host's clock; empty for the real clock.
-    pub captures: Vec<PathBuf>,
-    /// Initial estimate of real seconds per virtual second.
-    pub scale: f64,
 }
 
 impl ClientConfig {
-    /// The paper's load against `server` on the real clock: gaps of 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes,
+    /// The paper's load against `server`: gaps of 1 to 10 ms, messages of [`MESSAGE_BYTES`] bytes,
     /// `requests` replies.
     pub fn new(server: SocketAddr, requests: u64, seed: u64) -> Self {
         Self {
@@ -69,8 +62,6 @@ impl ClientConfig {
             requests: Some(requests),
             give_up_after: 100,
             seed,
-            captures: Vec::new(),
-            scale: 1.0,
         }
     }
 
@@ -91,9 +82,6 @@ impl ClientConfig {
         }
         if self.timeout_us == 0 || self.give_up_after == 0 {
             return wrong("timeout_us and give_up_after must be at least 1".to_string());
-        }
-        if !(self.scale.is_finite() && self.scale > 0.0) {
-            return wrong(format!("a scale of {} is not above 0", self.scale));
         }
         Ok(())
     }
@@ -136,9 +124,6 @@ pub enum ClientError {
         /// The beginning of the data.
         said: String,
     },
-    /// The clock's capture cannot be read.
-    #[error(transparent)]
-    Clock(#[from] PcapError),
     /// A failure in the peer outside the requests, with the peer's own message.
     #[error("{0}")]
     Told(String),
@@ -155,10 +140,8 @@ pub struct Progress {
     pub lost: u64,
     /// Number of requests to be answered, if limited.
     pub requests: Option<u64>,
-    /// Elapsed on the clock of the host under test, us.
+    /// Elapsed, us.
     pub elapsed_us: u64,
-    /// Real seconds per second of that clock, at present.
-    pub scale: f64,
 }
 
 impl fmt::Display for Progress {
@@ -168,8 +151,7 @@ impl fmt::Display for Progress {
             write!(f, " of {}", number::count(requests))?;
         }
         let seconds = self.elapsed_us as f64 / 1e6;
-        write!(f, " replies, {} lost, {seconds:.1} s on the host's clock", number::count(self.lost))?;
-        if (self.scale - 1.0).abs() > 0.005 { write!(f, " (a second takes {:.1} s)", self.scale) } else { Ok(()) }
+        write!(f, " replies, {} lost, {seconds:.1} s on the host's clock", number::count(self.lost))
     }
 }
 
@@ -188,14 +170,14 @@ pub struct ClientReport {
     pub foreign: u64,
     /// Sends or receives that failed with a system error (port closed, no route yet).
     pub refused: u64,
-    /// Elapsed on the clock of the host under test, us.
+    /// Elapsed, us.
     pub elapsed_us: u64,
-    /// Elapsed real time, us.
-    pub real_us: u64,
     /// The caller ended the run early.
     pub stopped: bool,
 }
 
+/// Longest time to sleep, or to wait for a reply, before the caller is told of progress.
+const LOOK: Duration = Duration::from_millis(50);
 /// Timeout of the last receive, which is to find only a reply that is already there.
 const LAST_LOOK: Duration = Duration::from_micros(10);
 
@@ -208,7 +190,7 @@ pub trait Peer {
     /// No further request can be sent.
     fn ask(&mut self, sequence: u64) -> Result<bool, ClientError>;
 
-    /// Waits for the reply to request `sequence`, the last one sent, for at most `limit` of real time.
+    /// Waits for the reply to request `sequence`, the last one sent, for at most `limit`.
     ///
     /// # Errors
     /// The data received cannot be a reply, or no other reply can come.
@@ -238,7 +220,7 @@ pub enum ReplyOutcome {
     Nothing,
 }
 
-/// Runs the load on the configured clock, against a `sockperf server`. `progress` is called at least every 0.2 s and
+/// Runs the load against a `sockperf server`. `progress` is called at least every 0.2 s and
 /// may end the run.
 ///
 /// # Errors
@@ -269,13 +251,9 @@ pub fn run_with(
     mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<ClientReport, ClientError> {
     config.check()?;
-    let clock: &mut dyn Clock = match config.captures.as_slice() {
-        [] => &mut RealClock::default(),
-        captures => &mut VirtualClock::open(captures, config.scale)?,
-    };
-    let mut client = Client::new(config, clock, peer, &mut progress)?;
+    let mut client = Client::new(config, peer, &mut progress);
     client.load()?;
-    client.finish()
+    Ok(client.finish())
 }
 
 /// Why a wait ended.
@@ -341,44 +319,37 @@ impl Peer for Sockperf {
 
 struct Client<'a> {
     config: &'a ClientConfig,
-    clock: &'a mut dyn Clock,
     peer: &'a mut dyn Peer,
     progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
     gaps: ChaCha8Rng,
     report: ClientReport,
     started: Instant,
-    started_ns: u64,
     told: Instant,
 }
 
 impl<'a> Client<'a> {
     fn new(
         config: &'a ClientConfig,
-        clock: &'a mut dyn Clock,
         peer: &'a mut dyn Peer,
         progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Self, ClientError> {
-        let started_ns = clock.now_ns()?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             config,
-            clock,
             peer,
             progress,
             gaps: ChaCha8Rng::seed_from_u64(config.seed),
             report: ClientReport::default(),
             started: Instant::now(),
-            started_ns,
             told: Instant::now(),
-        })
+        }
     }
 
     /// Sends requests until the run ends.
     fn load(&mut self) -> Result<(), ClientError> {
         let mut unanswered = 0;
         loop {
-            let gap = self.gap();
-            let due = self.clock.now_ns()?.saturating_add(gap * 1_000);
-            if self.sleep_until(due)? == Wait::Stopped {
+            let gap = Duration::from_micros(self.gap());
+            if self.sleep_until(Instant::now() + gap) == Wait::Stopped {
                 return Ok(());
             }
             match self.exchange()? {
@@ -393,7 +364,7 @@ impl<'a> Client<'a> {
                 }
             }
             if unanswered >= self.config.give_up_after {
-                self.stamp()?;
+                self.stamp();
                 let (server, report) = (self.config.server, Box::new(self.report));
                 return Err(ClientError::NoReply { server, requests: unanswered, report });
             }
@@ -419,10 +390,10 @@ impl<'a> Client<'a> {
         // A request that could not be sent is given up after its timeout too, so that a server which is not there yet
         // causes no tight loop.
         self.report.refused += u64::from(!self.peer.ask(sequence)?);
-        let due = self.clock.now_ns()?.saturating_add(self.config.timeout_us * 1_000);
+        let due = Instant::now() + Duration::from_micros(self.config.timeout_us);
         loop {
-            let left = self.real_left(due)?;
-            if self.report_progress()? == Wait::Stopped {
+            let left = left(due);
+            if self.report_progress() == Wait::Stopped {
                 return Ok(Wait::Stopped);
             }
             // Look once more after the timeout: on a busy machine the reply arrived while this process waited for a
@@ -451,53 +422,46 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn sleep_until(&mut self, due_ns: u64) -> Result<Wait, ClientError> {
-        while let Some(real) = self.real_left(due_ns)? {
-            if self.report_progress()? == Wait::Stopped {
-                return Ok(Wait::Stopped);
+    fn sleep_until(&mut self, due: Instant) -> Wait {
+        while let Some(left) = left(due) {
+            if self.report_progress() == Wait::Stopped {
+                return Wait::Stopped;
             }
-            std::thread::sleep(real);
+            std::thread::sleep(left);
         }
-        Ok(Wait::Passed)
+        Wait::Passed
     }
 
-    /// Real time to sleep before the next check of whether `due_ns` has come; `None` once it has.
-    fn real_left(&mut self, due_ns: u64) -> Result<Option<Duration>, ClientError> {
-        let left = due_ns.saturating_sub(self.clock.now_ns()?);
-        if left == 0 {
-            return Ok(None);
-        }
-        let real = Duration::from_nanos((left as f64 * self.clock.scale()) as u64);
-        Ok(Some(real.clamp(Duration::from_micros(10), self.clock.patience())))
-    }
-
-    fn stamp(&mut self) -> Result<(), ClientError> {
-        self.report.elapsed_us = self.clock.now_ns()?.saturating_sub(self.started_ns) / 1_000;
-        self.report.real_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Ok(())
+    fn stamp(&mut self) {
+        self.report.elapsed_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
     }
 
     /// Reports progress to the caller, every 0.2 s.
-    fn report_progress(&mut self) -> Result<Wait, ClientError> {
+    fn report_progress(&mut self) -> Wait {
         if self.told.elapsed() < Duration::from_millis(200) {
-            return Ok(Wait::Passed);
+            return Wait::Passed;
         }
         self.told = Instant::now();
-        self.stamp()?;
+        self.stamp();
         let ClientReport { sent, answered, lost, elapsed_us, .. } = self.report;
-        let scale = self.clock.scale();
-        let now = Progress { sent, answered, lost, requests: self.config.requests, elapsed_us, scale };
+        let now = Progress { sent, answered, lost, requests: self.config.requests, elapsed_us };
         if (self.progress)(&now).is_break() {
             self.report.stopped = true;
-            return Ok(Wait::Stopped);
+            return Wait::Stopped;
         }
-        Ok(Wait::Passed)
+        Wait::Passed
     }
 
-    fn finish(mut self) -> Result<ClientReport, ClientError> {
-        self.stamp()?;
-        Ok(self.report)
+    fn finish(mut self) -> ClientReport {
+        self.stamp();
+        self.report
     }
+}
+
+/// Time to sleep before the next check of whether `due` has come; `None` once it has.
+fn left(due: Instant) -> Option<Duration> {
+    let left = due.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| left.clamp(Duration::from_micros(10), LOOK))
 }
 
 pub(crate) fn is_timeout(error: &std::io::Error) -> bool {

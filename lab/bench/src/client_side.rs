@@ -2,8 +2,7 @@
 //!
 //! In: an [`Order`] from the lab. Out: packets, paced by the emulated machine's own clock. Each order is a process of
 //! the hidden command `ontime-lab client`, which `lab-client` starts in the clients' namespace and on their CPU. The
-//! code is the same as for sending from outside, with the system's clock, which is the host's clock there. No capture
-//! has to be followed, and the load does not depend on the machine that emulates.
+//! code is the same as for sending from outside.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,7 +18,6 @@ use ontime_lab::{Lab, LabError};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{self, ClientConfig, ClientError, Progress};
-use crate::clock::RealClock;
 use crate::connections::Connecting;
 use crate::cpu_load;
 use crate::datagrams;
@@ -187,7 +185,7 @@ impl Order {
             Order::GuestSymbols { file } => guest_symbols(file),
             Order::Connecting(connections) => connections.make(),
             Order::CpuLoad { address, percent } => cpu_load::set(*address, *percent, || Ok(())),
-            Order::SampledValues { nic, frames } => Publisher::open(nic)?.by_clock(*frames, |published| {
+            Order::SampledValues { nic, frames } => Publisher::open(nic)?.run(*frames, |published| {
                 // Progress never ends the load.
                 let _ = tell(&format!("{published} frames"));
                 Ok(())
@@ -203,7 +201,7 @@ impl Order {
             Order::Calls(calls) => {
                 let error = |source| ClientError::Told(format!("a directory for SIPp's files: {source}"));
                 let dir = tempfile::tempdir().map_err(error)?;
-                calls.make(&mut RealClock::default(), dir.path(), |progress| {
+                calls.make(dir.path(), |progress| {
                     // Progress never ends the load.
                     let _ = tell(progress);
                     Ok(())

@@ -28,7 +28,7 @@ use crate::pcap::{Record, Tail};
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Run};
 use crate::trial::{self, SETTLED};
-use crate::wire::{Exchange, Monitor, Phases, RtFlow, WireAnalysis};
+use crate::wire::{Exchange, Monitor, RtFlow, WireAnalysis};
 use crate::workload::Workload;
 
 /// A request without reply after this time is lost, ns of the host's clock. It is longer than the delay of all queues
@@ -254,7 +254,6 @@ struct Rolling {
     /// Response times are rounded up to multiples of this, ns.
     step_ns: u64,
     slowest: Option<Exchange>,
-    phases: Phases,
     /// Bytes of an unfinished packet.
     pending: u64,
     damage: Option<String>,
@@ -271,7 +270,6 @@ impl Rolling {
             times: Tally::default(),
             step_ns: resolution_ns.max(FINEST_NS),
             slowest: None,
-            phases: Phases::default(),
             pending: 0,
             damage: None,
         }
@@ -307,7 +305,6 @@ impl Rolling {
         }
         for exchange in part.exchanges {
             self.times.take(exchange.latency_ns.next_multiple_of(self.step_ns));
-            self.phases.take(exchange.at_ns);
             if self.slowest.is_none_or(|slowest| exchange.latency_ns > slowest.latency_ns) {
                 self.slowest = Some(exchange);
             }
@@ -319,7 +316,6 @@ impl Rolling {
         let rest = std::mem::replace(&mut self.monitor, Monitor::new(RtFlow::new(0))).finish();
         self.add(rest);
         self.wire.counts.truncated_bytes = if self.damage.is_none() { self.pending } else { 0 };
-        self.wire.arrival_quantum_ns = self.phases.quantum();
         self.wire.damage = self.damage;
         (self.wire, self.times, self.slowest)
     }
@@ -429,7 +425,6 @@ mod tests {
         assert_eq!(times.summary(), Summary::of(&whole));
         assert_eq!(slowest.map(|of| (of.sequence, of.latency_ns)), Some((500, 5_999_995_000)));
         assert_eq!(wire.span_ns, Some((10_000_000, 100_000_000_000)));
-        assert_eq!(wire.arrival_quantum_ns, Some(10_000_000));
     }
 
     #[test]

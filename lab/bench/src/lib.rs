@@ -17,8 +17,7 @@
 //!      Report::to_json, report::{terminal, csv, html, rtla, hgrm, goals}
 //! ```
 //!
-//! - [`client::run`] sends the paper's load from outside the host. [`clock::VirtualClock`] follows an emulated host's
-//!   clock in its captures.
+//! - [`client::run`] sends the paper's load from the clients' side.
 //! - [`wire::analyse`] computes the response times and counts every request; [`bulk::analyse`] computes the goodput.
 //! - [`schema::MethodResult::new`] summarises a run; [`schema::Report`] is the common schema of all experiments.
 //! - [`goals::evaluate`] evaluates the goals, [`paper::Figures`] has the papers' figures, [`report`] formats reports.
@@ -45,7 +44,6 @@ mod baseline;
 pub mod bulk;
 pub mod client;
 mod client_side;
-pub mod clock;
 mod command;
 mod connections;
 mod cpu_load;

@@ -119,7 +119,7 @@ pub(crate) fn each_of<C, R>(
     let mut cases = cases.into_iter();
     while let Some(case) = cases.next() {
         let Err(error) = measure(&mut host, &case, &mut found.results) else { continue };
-        let Err(dead) = host.alive().and_then(|()| host.stamp_arrivals(false)) else {
+        let Err(dead) = host.alive() else {
             found.lacks(&name(&case), error);
             continue;
         };
@@ -199,7 +199,6 @@ pub(crate) fn stretch<const N: usize>(
     flood: Option<Flood>,
     ask: impl FnOnce(&mut Host) -> Result<(), MeasureError>,
 ) -> Result<Stretch<N>, MeasureError> {
-    host.stamp_arrivals(true)?;
     let from = captures.map(|path| size(&path));
     let (on_clients, before, missed) = (host.clients_cpu()?, host.cpu_time()?, host.missed());
     let link = host.link_losses()?;
@@ -207,7 +206,6 @@ pub(crate) fn stretch<const N: usize>(
     let after = host.cpu_time()?;
     let complaints = host.clients_cpu()?.complaints(&on_clients);
     let link = host.link_losses()?.notes(&link);
-    host.stamp_arrivals(false)?;
     if let Some(flood) = flood {
         flood.stop(host)?;
     }
@@ -228,7 +226,7 @@ pub(crate) struct Trial<'a> {
     pub load: Load,
     /// The requests, including the warm-up.
     pub requests: Requests,
-    /// Requests at the start that do not count: they fill caches, resolve ARP, and let the client learn the clock.
+    /// Requests at the start that do not count: they fill caches and resolve ARP.
     pub warmup: u64,
 }
 
@@ -244,7 +242,7 @@ impl Trial<'_> {
         let name = format!("{}, {}", self.method, self.load.description());
         let stretch = stretch(host, captures.clone(), flood, |host| match self.requests.clone() {
             Requests::Client { .. } => {
-                let load = workload::Load { requests, seed, captures: &captures, dir, name: &name };
+                let load = workload::Load { requests, seed, dir, name: &name };
                 workload.send(client, host, &load)
             }
             // Requests that are in flight at the last one are answered meanwhile.

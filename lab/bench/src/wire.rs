@@ -35,15 +35,12 @@ pub struct RtFlow {
     pub window: Option<(u64, u64)>,
     /// Number of requests at the start of the window that do not count either.
     pub warmup: u64,
-    /// If requests are closer together than this, the emulator released them in one batch, and only the first counts.
-    /// In ns; 0 for equal stamps.
-    pub batch_ns: u64,
 }
 
 impl RtFlow {
-    /// A sockperf server on `port`: no warm-up, and batches are requests with equal stamps.
+    /// A sockperf server on `port`, without warm-up.
     pub fn new(port: u16) -> Self {
-        Self { port, address: None, sequence_at: 0, window: None, warmup: 0, batch_ns: 0 }
+        Self { port, address: None, sequence_at: 0, window: None, warmup: 0 }
     }
 
     fn is_server(&self, socket: SocketAddr) -> bool {
@@ -70,7 +67,7 @@ pub struct Exchange {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WireCounts {
-    /// Requests seen: the sum of the six that follow.
+    /// Requests seen: the sum of the five that follow.
     pub requests: u64,
     /// Answered, and in the statistics.
     pub counted: u64,
@@ -78,8 +75,6 @@ pub struct WireCounts {
     pub lost: u64,
     /// Not answered within less than 100 ms before the capture's end.
     pub open_at_end: u64,
-    /// Answered, but released in the same instant as a request before them, so not a measurement of their own.
-    pub batched: u64,
     /// The same request again: a copy on the wire or a retransmission.
     pub duplicates: u64,
     /// Outside the window, or among the first that are left out.
@@ -103,7 +98,6 @@ impl AddAssign for WireCounts {
             counted,
             lost,
             open_at_end,
-            batched,
             duplicates,
             warmup,
             duplicate_replies,
@@ -116,7 +110,6 @@ impl AddAssign for WireCounts {
         self.counted += counted;
         self.lost += lost;
         self.open_at_end += open_at_end;
-        self.batched += batched;
         self.duplicates += duplicates;
         self.warmup += warmup;
         self.duplicate_replies += duplicate_replies;
@@ -136,8 +129,6 @@ pub struct WireAnalysis {
     pub counts: WireCounts,
     /// Time from each counted request back to the previous reply of the same client, ns: the gaps as seen on the wire.
     pub intervals_ns: Vec<u64>,
-    /// The period of the arrivals, ns, if they have one: then the emulator released packets at fixed times.
-    pub arrival_quantum_ns: Option<u64>,
     /// Resolution of the capture's time stamps, ns.
     pub resolution_ns: u64,
     /// First and last request in the window, ns on the capture's clock.
@@ -308,15 +299,10 @@ impl Monitor {
     fn classify(self, requests: &[Matched]) -> WireAnalysis {
         let mut analysis = WireAnalysis { counts: self.counts, resolution_ns: 1_000, ..WireAnalysis::default() };
         let counts = &mut analysis.counts;
-        let mut arrivals = Phases::default();
-        let (mut released_ns, mut left_out) = (None, 0);
+        let mut left_out = 0;
         let mut last_reply: HashMap<SocketAddr, u64> = HashMap::new();
         for Matched { event, replied_ns } in requests {
             let at_ns = event.at_ns;
-            let in_batch = released_ns.is_some_and(|released| at_ns.saturating_sub(released) <= self.flow.batch_ns);
-            if !in_batch {
-                released_ns = Some(at_ns);
-            }
             let before = last_reply.get(&event.client).copied();
             // After a request without reply, the start of the next gap is unknown.
             match *replied_ns {
@@ -330,11 +316,9 @@ impl Monitor {
                 continue;
             }
             analysis.span_ns = Some((analysis.span_ns.map_or(at_ns, |(first, _)| first), at_ns));
-            arrivals.take(at_ns);
             match *replied_ns {
                 None if self.last_ns.saturating_sub(at_ns) < SETTLE_NS => counts.open_at_end += 1,
                 None => counts.lost += 1,
-                Some(_) if in_batch => counts.batched += 1,
                 Some(replied) => {
                     counts.counted += 1;
                     let (latency_ns, sequence) = (replied - at_ns, event.sequence);
@@ -344,7 +328,6 @@ impl Monitor {
             }
         }
         counts.requests = counts.duplicates + requests.len() as u64;
-        analysis.arrival_quantum_ns = arrivals.quantum();
         analysis
     }
 }
@@ -403,41 +386,4 @@ pub(crate) fn analyse_by(reader: &mut dyn Reader, path: &Path, flow: RtFlow) -> 
     analysis.counts.truncated_bytes = if damage.is_none() { tail.pending() as u64 } else { 0 };
     analysis.damage = damage;
     Ok(analysis)
-}
-
-/// Periods to test, us.
-const QUANTA_US: [u64; 12] = [10, 20, 50, 100, 200, 250, 500, 1_000, 2_000, 2_500, 5_000, 10_000];
-/// Minimum length of the arrivals' mean phase vector for a period to count; 1 if all arrivals have the same phase.
-const SHARPNESS: f64 = 0.95;
-/// Minimum of arrivals for finding a period.
-const QUANTUM_ARRIVALS: usize = 50;
-
-/// Phases of the arrivals for each of [`QUANTA_US`].
-#[derive(Debug, Clone, Default)]
-pub struct Phases {
-    arrivals: usize,
-    /// Sums of the phases' cosines and sines.
-    sums: [(f64, f64); QUANTA_US.len()],
-}
-
-impl Phases {
-    /// Takes an arrival, ns.
-    pub fn take(&mut self, at_ns: u64) {
-        self.arrivals += 1;
-        for (quantum_us, (cosines, sines)) in QUANTA_US.iter().zip(&mut self.sums) {
-            let quantum = quantum_us * 1_000;
-            let phase = (at_ns % quantum) as f64 / quantum as f64 * std::f64::consts::TAU;
-            *cosines += phase.cos();
-            *sines += phase.sin();
-        }
-    }
-
-    /// The longest period of the arrivals, ns. An emulator that releases packets at fixed times (`filter-buffer`)
-    /// causes such a period; the response times are then those of requests in only a few phases of the host's timers.
-    pub(crate) fn quantum(&self) -> Option<u64> {
-        let sharp = |(cosines, sines): (f64, f64)| cosines.hypot(sines) / self.arrivals as f64 >= SHARPNESS;
-        let quanta = QUANTA_US.iter().zip(self.sums).rev();
-        let found = quanta.filter(|_| self.arrivals >= QUANTUM_ARRIVALS).find(|(_, sums)| sharp(*sums));
-        found.map(|(quantum_us, _)| quantum_us * 1_000)
-    }
 }

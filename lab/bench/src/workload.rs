@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ontime_figures::number;
@@ -21,7 +21,6 @@ use crate::pcap::PcapError;
 use crate::progress::progress;
 use crate::sampled;
 use crate::sampled::publisher::Publisher;
-use crate::schema::Clock;
 use crate::server::{self, Server};
 use crate::voip;
 use crate::voip::sipp::{self, Calls};
@@ -94,8 +93,6 @@ pub(crate) struct Load<'a> {
     pub requests: u64,
     /// Seed of everything random.
     pub seed: u64,
-    /// Captures of the RT NIC and the bulk NIC.
-    pub captures: &'a [PathBuf],
     /// Directory for logs.
     pub dir: &'a Path,
     /// Name of the case, for progress messages.
@@ -166,13 +163,11 @@ impl Workload {
         }
     }
 
-    /// Sends the load, paced by the host's clock.
+    /// Sends the load.
     pub(crate) fn send(self, client: Client, host: &mut Host, load: &Load<'_>) -> Result<(), MeasureError> {
         let config = ClientConfig::new(self.on(host), load.requests, load.seed);
         match client {
-            Client::Sockperf { message_bytes } => {
-                host.requests(ClientConfig { message_bytes, ..config }, load.captures, load.name)
-            }
+            Client::Sockperf { message_bytes } => host.requests(ClientConfig { message_bytes, ..config }, load.name),
             Client::Memcached { traffic, connections, outside } => {
                 let (min_gap_us, max_gap_us) = traffic.gaps_us;
                 let config = ClientConfig {
@@ -185,7 +180,7 @@ impl Workload {
                     ..config
                 };
                 match outside {
-                    Some(mut client) => host.requests_to(client.as_mut(), config, load.captures, load.name),
+                    Some(mut client) => host.requests_to(client.as_mut(), &config, load.name),
                     None => Order::Memcached { config, traffic, connections }
                         .run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name))),
                 }
@@ -193,12 +188,12 @@ impl Workload {
             Client::Loaded => {
                 let (min_gap_us, max_gap_us) = cpu_load::GAPS_US;
                 let config = ClientConfig { min_gap_us, max_gap_us, ..config };
-                host.requests(config, load.captures, load.name)
+                host.requests(config, load.name)
             }
             Client::Voip => {
                 let (count, seed) = (voip::calls(load.requests), load.seed);
                 let calls = Calls { proxy: self.address(), count, seed };
-                voip::make_calls(host, &calls, load.captures, load.dir, load.name)
+                voip::make_calls(host, &calls, load.dir, load.name)
             }
             Client::SampledValues(publisher) => {
                 publish(publisher, host, load)?;
@@ -280,16 +275,14 @@ impl Workload {
     }
 }
 
-/// Publishes `load.requests` frames, by the host's clock. Outside an emulated host on the virtual clock, the capture of
-/// the RT NIC shows the time.
+/// Publishes `load.requests` frames.
 fn publish(publisher: Option<Publisher>, host: &mut Host, load: &Load<'_>) -> Result<(), MeasureError> {
     let Some(publisher) = publisher else {
         let order = Order::SampledValues { nic: host.client_nic().to_owned(), frames: load.requests };
         return order.run(host.lab()?, &mut |line| progress(format_args!("{}: {line}", load.name)));
     };
-    let is_virtual = host.clock == Clock::Virtual;
     let (mut looked, mut told) = (Instant::now(), Instant::now());
-    let go_on = |frames: u64| {
+    publisher.run(load.requests, |frames: u64| {
         if looked.elapsed() > Duration::from_millis(200) {
             looked = Instant::now();
             host.alive()?;
@@ -298,10 +291,6 @@ fn publish(publisher: Option<Publisher>, host: &mut Host, load: &Load<'_>) -> Re
             told = Instant::now();
             progress(format_args!("{}: {frames} frames", load.name));
         }
-        Ok::<(), MeasureError>(())
-    };
-    match load.captures.first().filter(|_| is_virtual) {
-        Some(capture) => publisher.by_releases(load.requests, capture, go_on),
-        None => publisher.by_clock(load.requests, go_on),
-    }
+        Ok(())
+    })
 }

@@ -10,12 +10,11 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use common::process::{Background, start, tcpdump, wait_for_header};
 use ontime_bench::client::{self, ClientConfig, ClientError, Peer, ReplyOutcome};
-use ontime_bench::clock::{Clock, VirtualClock};
 use ontime_bench::wire::{self, RtFlow};
 use ontime_figures::stats::Summary;
 
@@ -101,44 +100,6 @@ fn the_client_and_a_stock_sockperf_server_as_tcpdump_sees_them() {
     let gaps = Summary::of(&analysis.intervals_ns).unwrap();
     assert!(gaps.min >= 990_000, "{gaps:?}");
     assert!(gaps.p50 >= 4_500_000, "{gaps:?}");
-    assert_eq!(analysis.arrival_quantum_ns, None);
-}
-
-#[test]
-fn a_growing_capture_slows_the_client_to_its_clock() {
-    let port = free_port();
-    let Some(_server) = sockperf(port) else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("slow.pcap");
-    let header: Vec<u8> = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 96, 1].iter().flat_map(|v| v.to_le_bytes()).collect();
-    std::fs::write(&file, header).unwrap();
-    // A host whose clock runs at a fifth of real time: a packet per 2 ms of real time, with stamps 0.4 ms apart.
-    let running = AtomicBool::new(true);
-    let report = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            use std::io::Write;
-            let mut capture = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
-            let begun = Instant::now();
-            while running.load(Ordering::Relaxed) {
-                let us = u32::try_from(begun.elapsed().as_micros() / 5).unwrap();
-                let record: Vec<u8> =
-                    [1 + us / 1_000_000, us % 1_000_000, 0, 60].iter().flat_map(|v: &u32| v.to_le_bytes()).collect();
-                capture.write_all(&record).unwrap();
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        });
-        std::thread::sleep(Duration::from_millis(100));
-        let mut order = config(port, 60);
-        order.captures = vec![file.clone()];
-        let report = client::run(&order, |_| ControlFlow::Continue(()));
-        running.store(false, Ordering::Relaxed);
-        report.unwrap()
-    });
-    assert_eq!(report.answered, 60);
-    let scale = report.real_us as f64 / report.elapsed_us as f64;
-    assert!(scale > 2.5, "{report:?}");
-    let mean_gap_ms = report.elapsed_us as f64 / 60.0 / 1_000.0;
-    assert!(mean_gap_ms >= 4.0, "mean gap {mean_gap_ms} ms on the slow clock");
 }
 
 #[test]
@@ -212,8 +173,6 @@ fn a_capture_by_qemu_itself_is_read_while_it_grows() {
     let rest = [&hub[..], &["-object", &dump]].concat();
     let Some(_qemu) = start("qemu-system-x86_64", &[&arguments[..], &rest[..]].concat()) else { return };
     wait_for_header(&file);
-    let mut clock = VirtualClock::open(&[&file], 1.0).unwrap();
-    let mut seen = Vec::new();
     for n in 0..20 {
         let mut crafted = common::Capture::new(common::Format::default());
         crafted.request(0, n);
@@ -232,13 +191,9 @@ fn a_capture_by_qemu_itself_is_read_while_it_grows() {
         std::thread::sleep(Duration::from_millis(5));
         ours.send_to(&reply, (Ipv4Addr::LOCALHOST, theirs)).unwrap();
         std::thread::sleep(Duration::from_millis(5));
-        seen.push(clock.now_ns().unwrap());
     }
     let analysis = captured(&file, 11_111, 20);
     assert_eq!((analysis.counts.requests, analysis.counts.counted), (20, 20), "{:?}", analysis.counts);
     let latency = Summary::of(&analysis.latencies_ns()).unwrap();
     assert!(latency.p50 >= 4_000_000, "{latency:?}");
-    assert!(seen.is_sorted() && seen[19] - seen[0] >= 100_000_000, "{seen:?}");
-    // Without -icount QEMU's clock is the machine's.
-    assert!((0.2..5.0).contains(&clock.scale()), "{}", clock.scale());
 }

@@ -434,7 +434,7 @@ fn what_is_the_same_in_every_case_is_told_once() {
     report.results.truncate(3);
     for result in &mut report.results {
         (result.lost, result.cpu_share) = (0, Some(0.97));
-        result.notes = vec!["requests arrived on a grid".to_owned()];
+        result.notes = vec!["requests came from there".to_owned()];
     }
     let terminal = report::terminal(&report);
     let (head, rows) = last_table(&terminal);
@@ -453,8 +453,8 @@ fn what_is_the_same_in_every_case_is_told_once() {
     ] {
         assert!(same.contains(said), "{said}: {same}");
     }
-    assert_eq!(terminal.matches("requests arrived on a grid").count(), 1);
-    assert!(terminal.contains("every case: requests arrived on a grid"));
+    assert_eq!(terminal.matches("requests came from there").count(), 1);
+    assert!(terminal.contains("every case: requests came from there"));
     // Results of two runs of the same case are distinguished.
     report.results.push(report.results[1].clone());
     let terminal = report::terminal(&report);
@@ -835,16 +835,16 @@ fn goals_and_unfavourable_figures_are_folded_and_complete() {
 fn each_remark_is_on_the_page_once_with_its_cases() {
     let mut report = a_demo(150);
     for result in &mut report.results {
-        result.notes = vec!["requests arrived on a grid".to_owned()];
+        result.notes = vec!["requests came from there".to_owned()];
     }
     report.results[4].notes.push("this flood was slow".to_owned());
     report.results[17].notes.push("this flood was slow".to_owned());
     report.notes = vec!["the machine was busy".to_owned()];
     let page = report::html(&report);
-    for remark in ["requests arrived on a grid", "this flood was slow", "the machine was busy"] {
+    for remark in ["requests came from there", "this flood was slow", "the machine was busy"] {
         assert_eq!(page.matches(remark).count(), 1, "{remark}");
     }
-    assert!(page.contains("every case: requests arrived on a grid"));
+    assert!(page.contains("every case: requests came from there"));
     assert!(page.contains("rt-default, small-packet flood; host-process, TCP flood: this flood was slow"));
     // The long words for a method are there once; everywhere else is its name.
     for result in &report.results {

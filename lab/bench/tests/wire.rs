@@ -15,7 +15,7 @@ fn analyse(capture: &Capture) -> WireAnalysis {
 
 /// Every request is in exactly one class.
 fn sum(counts: &WireCounts) -> u64 {
-    counts.counted + counts.lost + counts.open_at_end + counts.batched + counts.duplicates + counts.warmup
+    counts.counted + counts.lost + counts.open_at_end + counts.duplicates + counts.warmup
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn ipv6_and_vlan_are_passed_through() {
 }
 
 #[test]
-fn losses_duplicates_strays_and_batches_are_counted_not_dropped() {
+fn losses_duplicates_and_strays_are_counted_not_dropped() {
     let mut capture = Capture::new(Format::default());
     capture.reply(T0, 77); // to no request
     capture.request(T0 + MS, 1);
@@ -65,7 +65,7 @@ fn losses_duplicates_strays_and_batches_are_counted_not_dropped() {
     capture.reply(T0 + 3 * MS, 1); // again
     capture.request(T0 + 10 * MS, 2); // lost
     capture.request(T0 + 20 * MS, 3);
-    capture.udp(T0 + 20 * MS, "10.1.0.3:40000", SERVER, &common::message(3)); // the same instant, another client
+    capture.udp(T0 + 20 * MS, "10.1.0.3:40000", SERVER, &common::message(3)); // another client
     capture.udp(T0 + 21 * MS, SERVER, "10.1.0.3:40000", &common::message(3));
     capture.reply(T0 + 22 * MS, 3);
     capture.udp(T0 + 23 * MS, CLIENT, SERVER, b"short");
@@ -75,10 +75,9 @@ fn losses_duplicates_strays_and_batches_are_counted_not_dropped() {
     let analysis = analyse(&capture);
     let expected = WireCounts {
         requests: 6,
-        counted: 2,
+        counted: 3,
         lost: 1,
         open_at_end: 1,
-        batched: 1,
         duplicates: 1,
         duplicate_replies: 1,
         stray_replies: 1,
@@ -86,7 +85,7 @@ fn losses_duplicates_strays_and_batches_are_counted_not_dropped() {
         ..WireCounts::default()
     };
     assert_eq!(analysis.counts, expected);
-    assert_eq!(analysis.latencies_ns(), [2 * MS, 2 * MS]);
+    assert_eq!(analysis.latencies_ns(), [2 * MS, 2 * MS, MS]);
     assert!(analysis.intervals_ns.is_empty(), "the gap after a lost request has no beginning");
 }
 
@@ -113,21 +112,6 @@ fn window_and_warmup_leave_out_and_say_so() {
     let analysis = wire::analyse(capture.file().path(), flow).unwrap();
     assert_eq!((analysis.counts.counted, analysis.counts.warmup), (7, 13));
     assert_eq!(analysis.span_ns, Some((T0 + 8 * MS, T0 + 14 * MS)));
-}
-
-#[test]
-fn arrivals_on_a_grid_are_told() {
-    for (quantum_us, expected) in [(1_000, Some(MS)), (500, Some(500 * US)), (0, None)] {
-        let mut capture = Capture::new(Format::default());
-        let mut at_us = 0_u64;
-        for n in 0..200 {
-            at_us += 1_000 + n * 7_919 % 9_001;
-            let us = if quantum_us == 0 { at_us } else { at_us.div_ceil(quantum_us) * quantum_us + n % 3 };
-            capture.request(T0 + us * US, n);
-            capture.reply(T0 + (us + 90) * US, n);
-        }
-        assert_eq!(analyse(&capture).arrival_quantum_ns, expected, "{quantum_us}");
-    }
 }
 
 #[test]
@@ -277,20 +261,19 @@ proptest! {
     #[test]
     fn any_order_of_requests_and_replies_keeps_the_books(
         events in prop::collection::vec((0_u64..50, any::<bool>(), 0_u64..8), 0..60),
-        batch_ns in 0_u64..3_000_000,
         warmup in 0_u64..4,
     ) {
         let mut capture = Capture::new(Format::default());
         for (ms, is_request, sequence) in &events {
             if *is_request { capture.request(T0 + ms * MS, *sequence) } else { capture.reply(T0 + ms * MS, *sequence) }
         }
-        let flow = RtFlow { batch_ns, warmup, ..RtFlow::new(11_111) };
+        let flow = RtFlow { warmup, ..RtFlow::new(11_111) };
         let analysis = wire::analyse(capture.file().path(), flow).unwrap();
         let requests = events.iter().filter(|(_, is_request, _)| *is_request).count() as u64;
         prop_assert_eq!(analysis.counts.requests, requests);
         prop_assert_eq!(sum(&analysis.counts), requests);
         let replies = events.len() as u64 - requests;
         let matched = replies - analysis.counts.stray_replies - analysis.counts.duplicate_replies;
-        prop_assert!(analysis.counts.counted + analysis.counts.batched <= matched);
+        prop_assert!(analysis.counts.counted <= matched);
     }
 }

@@ -1,5 +1,5 @@
-//! The emulator whose CPUs take turns: Debian 12's QEMU with the lab's patches, built once from Debian's source and
-//! tested before its first use.
+//! The emulator: Debian 12's QEMU with the lab's patches, built once from Debian's source and tested before its first
+//! use.
 //!
 //! Each patch in `emulator/patches` says what it changes and why. `emulator/version` is the source that the patches
 //! were checked with. The build refuses any other source, since another emulator may give other figures.
@@ -76,6 +76,12 @@ impl Emulator {
             Err(LabError::Emulator { what: "built", said, files: log })
         })?;
         Ok(Self { dir })
+    }
+
+    /// An emulator in this directory, whether it exists or not.
+    #[cfg(test)]
+    pub(crate) fn at(dir: &str) -> Self {
+        Self { dir: dir.into() }
     }
 
     /// Tests it with the kernel of these images, once.

@@ -17,8 +17,6 @@ const RECIPE: &[(&str, &str)] = &[
     ("host.packages", include_str!("recipe/host.packages")),
     ("initrd-init.sh", include_str!("recipe/initrd-init.sh")),
     ("kamailio.cfg", include_str!("recipe/kamailio.cfg")),
-    ("spin.c", include_str!("recipe/spin.c")),
-    ("emulator-fix.c", include_str!("recipe/emulator-fix.c")),
     ("unpack-kernel.py", include_str!("recipe/unpack-kernel.py")),
 ];
 
@@ -35,70 +33,33 @@ pub(crate) const OVERLAY: &[(&str, &str)] = &[
 #[derive(Debug, Clone)]
 pub struct Images {
     dir: PathBuf,
-    turns: Option<Emulator>,
+    emulator: Emulator,
 }
 
 impl Images {
-    /// The images for this version of the recipe, built first if they are missing. `progress` gets a line per step. A
-    /// second caller waits for the first.
+    /// The images for this version of the recipe, and their emulator, built and tested first if they are missing.
+    /// `progress` gets a line per step. A second caller waits for the first.
     ///
     /// # Errors
-    /// [`LabError::Images`] with the log's end if a step fails. The incomplete directory is not used later.
+    /// [`LabError::Images`] with the log's end if a step fails; [`LabError::Emulator`] if the emulator cannot be built,
+    /// or fails its self-test. An incomplete directory is not used later.
     pub fn ready(progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
         let dir = cache::entry(&cache::root(), RECIPE);
         cache::once(&dir, progress, build)?;
-        Ok(Self { dir, turns: None })
+        let emulator = Emulator::ready(progress)?;
+        emulator.tested(&dir, progress)?;
+        Ok(Self { dir, emulator })
     }
 
     /// Images in this directory, whether they exist or not.
     #[cfg(test)]
     pub(crate) fn at(dir: &str) -> Self {
-        Self { dir: dir.into(), turns: None }
+        Self { dir: dir.into(), emulator: Emulator::at(dir) }
     }
 
-    /// Adds the emulator whose CPUs take turns ([`Machine::takes_turns`]), built and tested first if it is missing.
-    ///
-    /// # Errors
-    /// [`LabError::Emulator`] if the emulator cannot be built, or fails its self-test.
-    ///
-    /// [`Machine::takes_turns`]: crate::Machine::takes_turns
-    pub fn with_turns(self, progress: &mut dyn FnMut(&str)) -> Result<Self, LabError> {
-        let emulator = Emulator::ready(progress)?;
-        emulator.tested(&self.dir, progress)?;
-        Ok(Self { turns: Some(emulator), ..self })
-    }
-
-    /// The emulator's program and first arguments: the emulator whose CPUs take turns, or Debian's.
-    pub fn emulator(&self, turns: bool) -> Vec<String> {
-        match &self.turns {
-            Some(emulator) if turns => emulator.command(),
-            _ => self.debians(),
-        }
-    }
-
-    /// Debian's emulator, started by its own loader: with its own libraries it runs on any distribution.
-    fn debians(&self) -> Vec<String> {
-        let tools = self.dir.join("tools");
-        let at = |path: &str| tools.join(path).to_string_lossy().into_owned();
-        let libraries = at("usr/lib/x86_64-linux-gnu");
-        vec![
-            // Not the loader in lib64, which is a link to the system's, perhaps of another release.
-            format!("{libraries}/ld-linux-x86-64.so.2"),
-            "--library-path".into(),
-            format!("{libraries}:{libraries}/pulseaudio"),
-            "--preload".into(),
-            self.path("emulator-fix.so"),
-            at("usr/bin/qemu-system-x86_64"),
-            "-L".into(),
-            at("usr/share/qemu"),
-            "-L".into(),
-            at("usr/share/seabios"),
-        ]
-    }
-
-    /// The directory of Debian's emulator modules (`QEMU_MODULE_DIR`).
-    pub(crate) fn emulator_modules(&self) -> String {
-        self.path("tools/usr/lib/x86_64-linux-gnu/qemu")
+    /// The emulator's program and first arguments.
+    pub(crate) fn emulator(&self) -> Vec<String> {
+        self.emulator.command()
     }
 
     /// The image of a host kernel.

@@ -20,7 +20,7 @@ use crate::isolate;
 use crate::link::{self, Link, Way};
 use crate::monitor::{LOG_OFF, Monitor, log_on};
 use crate::network;
-use crate::qemu::{Clients, Clock, Console, Machine, RELEASE, capture};
+use crate::qemu::{Clients, Clock, Console, Machine, capture};
 
 /// Console messages after which the host cannot be used any more.
 const LAST_WORDS: [&str; 4] = ["Kernel panic", "LAB-FAILED", "double fault:", "Unable to mount root"];
@@ -102,8 +102,6 @@ pub struct Lab {
     clock: Clock,
     /// Whether the host's time stands still while no command runs.
     time_stops: bool,
-    /// The interval at which arrivals at the RT NIC are released, us; none if they are not held back.
-    release_us: Option<u32>,
     link: Option<Link>,
     silence: Duration,
     /// Whether the emulator logs each instruction.
@@ -158,7 +156,7 @@ impl Lab {
         let arguments = machine.arguments(images, dir, &initrd);
         let (program, rest) = arguments.split_first().ok_or_else(|| LabError::Machine("no emulator".into()))?;
         let mut command = Command::new(program);
-        command.args(rest).env("QEMU_MODULE_DIR", images.emulator_modules());
+        command.args(rest);
         // The captures' time stamps depend on the emulator's time zone. What the host writes to its disk is in TMPDIR.
         command.env("TZ", "UTC0").env("TMPDIR", dir);
         if machine.console == Console::Log {
@@ -176,7 +174,6 @@ impl Lab {
             connection: None,
             clock: machine.clock,
             time_stops: machine.time_stops(),
-            release_us: machine.releases_arrivals().then_some(machine.release_us),
             link: machine.link(),
             silence: Duration::from_secs(machine.silence_seconds),
             is_logged: false,
@@ -337,35 +334,6 @@ impl Lab {
     pub fn alive(&mut self) -> Result<(), LabError> {
         while self.reply_within(Duration::ZERO)?.is_some() {}
         Ok(())
-    }
-
-    /// Switches exact time stamps of arrivals on the RT NIC on or off. They are always exact on the real clock, and
-    /// from clients that have a CPU of the emulated machine.
-    ///
-    /// # Errors
-    /// The emulator refuses the setting.
-    pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), LabError> {
-        self.set_release("status", if on { "on" } else { "off" }.into())
-    }
-
-    /// Sets the interval, us of the host's clock, at which arrivals at the RT NIC are released; `None` for the value at
-    /// start. Effective from the next release, on the virtual clock, while arrivals are stamped
-    /// ([`Self::stamp_arrivals`]).
-    ///
-    /// # Errors
-    /// The emulator refuses the setting.
-    pub fn release_every(&self, us: Option<u32>) -> Result<(), LabError> {
-        self.release_us.map_or(Ok(()), |default| self.set_release("interval", us.unwrap_or(default).into()))
-    }
-
-    /// Sets a property of the emulator's object that releases arrivals, if there is one.
-    fn set_release(&self, property: &str, value: serde_json::Value) -> Result<(), LabError> {
-        if self.release_us.is_none() {
-            return Ok(());
-        }
-        let path = format!("/objects/{RELEASE}");
-        let arguments = serde_json::json!({ "path": path, "property": property, "value": value });
-        Monitor::open(&self.dir)?.ask("qom-set", &arguments).map(drop)
     }
 
     /// Frames that the link of a NIC (`rt` or `bulk`) has dropped so far. 0 without clients inside.

@@ -19,11 +19,6 @@ const ICOUNT_SHIFT: u8 = 2;
 /// Also sets the invariant TSC flag. TCG does not offer it although its TSC is invariant, and KVM of an RT kernel does
 /// not load without it. From 6.15 on, the kernel parameter `setcpuid` sets it.
 const INVARIANT_TSC: &str = ",+invtsc,x-force-features=on";
-/// The emulator's object that releases packets arriving at the RT NIC.
-pub const RELEASE: &str = "release";
-/// Default of virtual microseconds between releases of arriving packets. The time stamp of an arrival is that of its
-/// release.
-const RELEASE_US: u32 = 100;
 /// The emulator's random numbers on the virtual clock (RDRAND, the kernel's random seed): the same in every boot, and
 /// with them addresses and the keys of hash tables.
 const SEED: &str = "1";
@@ -70,7 +65,7 @@ impl FromStr for Clock {
 pub enum Clients {
     /// In the emulated machine, on one more CPU, with its own NICs and in the machine's time (virtual clock).
     Inside,
-    /// In this process's namespace, in real time.
+    /// In this process's namespace and this machine's time (real clock).
     Outside,
     /// There is none, and nothing arrives at the NICs.
     None,
@@ -112,7 +107,7 @@ impl FromStr for Clients {
 pub enum Console {
     /// To `console.log` in the lab's directory.
     Log,
-    /// To this terminal, with a shell on it.
+    /// To this terminal, with a shell on it (real clock).
     Terminal,
 }
 
@@ -140,8 +135,6 @@ pub struct Machine {
     /// Virtual time per instruction, ns, as a power of two. 2 (4 ns) runs fastest, and is sufficient if time is not
     /// measured; experiments use 0 (1 ns).
     pub icount_shift: u8,
-    /// Virtual microseconds between releases of packets that arrive at the RT NIC (100).
-    pub release_us: u32,
     /// The clients' side.
     pub clients: Clients,
     /// The link of each NIC to clients inside, if not the usual one ([`Link::default`]).
@@ -173,7 +166,6 @@ impl Machine {
             silence_seconds: 180,
             captured_bytes: HEADERS,
             icount_shift: ICOUNT_SHIFT,
-            release_us: RELEASE_US,
             clients: Clients::of(clock),
             link: None,
             isolated_cpus: 0,
@@ -188,14 +180,23 @@ impl Machine {
             let (least, most) = SILENCE.into_inner();
             return Err(LabError::Machine(format!("--silence {}: {least} to {most} seconds", self.silence_seconds)));
         }
-        if self.has_client_cpu() && self.clock == Clock::Real {
-            return Err(LabError::Machine(
-                "clients inside are in virtual time: leave out --clients inside or --clock real".into(),
-            ));
+        let clients = self.clients;
+        let wrong = match self.clock {
+            Clock::Real if self.has_client_cpu() => Some("clients inside are in virtual time"),
+            Clock::Virtual if clients == Clients::Outside => Some("clients outside are in this machine's time"),
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            let other = if self.clock == Clock::Real { "leave out --clock real" } else { "add --clock real" };
+            return Err(LabError::Machine(format!("{wrong}: leave out --clients {clients}, or {other}")));
+        }
+        if self.console == Console::Terminal && self.clock == Clock::Virtual {
+            let said = "a console is in this machine's time: leave out --clock virtual, which jumps while nothing runs";
+            return Err(LabError::Machine(said.into()));
         }
         let (least, most) = (*CPUS.start(), CPUS.end() - u8::from(self.has_client_cpu()));
         if !(least..=most).contains(&self.cpus) {
-            let beside = if self.has_client_cpu() { ", beside that of --clients inside" } else { "" };
+            let beside = if self.has_client_cpu() { ", beside that of clients inside" } else { "" };
             return Err(LabError::Machine(format!("--cpus {}: {least} to {most} CPUs{beside}", self.cpus)));
         }
         if self.link.is_some() && !self.has_client_cpu() {
@@ -224,21 +225,9 @@ impl Machine {
         self.cpus.saturating_add(self.has_client_cpu().into())
     }
 
-    /// Whether several CPUs take turns, or a CPU waits for its disks while the clock stands still. Debian's emulator
-    /// supports neither ([`Images::with_turns`]).
-    pub fn takes_turns(&self) -> bool {
-        self.clock == Clock::Virtual && (self.emulated_cpus() > 1 || self.clients != Clients::Outside)
-    }
-
-    /// Whether arrivals at the RT NIC are held back and released at intervals ([`RELEASE`]): if the clients are outside
-    /// and the clock is virtual.
-    pub(crate) fn releases_arrivals(&self) -> bool {
-        self.clock == Clock::Virtual && self.clients == Clients::Outside
-    }
-
-    /// Whether the host's time stands still while no command of the agent runs. Clients outside send while none runs.
+    /// Whether the host's time stands still while no command of the agent runs.
     pub(crate) fn time_stops(&self) -> bool {
-        self.clock == Clock::Virtual && self.clients != Clients::Outside
+        self.clock == Clock::Virtual
     }
 
     fn command_line(&self) -> String {
@@ -261,10 +250,6 @@ impl Machine {
         if self.has_client_cpu() {
             words.push(format!("ontime.clients={}", self.cpus));
         }
-        if self.releases_arrivals() {
-            // While all CPUs are halted the clock jumps to the next timer, which packets of clients outside would miss.
-            words.push("ontime.spin".into());
-        }
         // The host's processes and interrupts do not use these CPUs. The kernel takes one list of them.
         let first = self.cpus.saturating_sub(self.isolated_cpus).max(1);
         let beyond = self.emulated_cpus();
@@ -283,7 +268,7 @@ impl Machine {
 
     /// The emulator's command line for this machine, with its sockets, logs and captures in `dir`.
     pub fn arguments(&self, images: &Images, dir: &Path, initrd: &Path) -> Vec<String> {
-        let mut line = Line(images.emulator(self.takes_turns()));
+        let mut line = Line(images.emulator());
         let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
         line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
         let old = self.kernel == Kernel::Rt612;
@@ -293,12 +278,11 @@ impl Machine {
         match self.clock {
             Clock::Virtual => {
                 line.option("-accel", "tcg,thread=single");
-                let turn = if self.takes_turns() { format!(",turn={TURN}") } else { String::new() };
                 // The emulator takes two commas for one of the path.
                 let log = self.events.map_or_else(String::new, |Turns { from, to }| {
                     format!(",log={},log-from={from},log-to={to}", at(EVENTS).replace(',', ",,"))
                 });
-                line.option("-icount", &format!("shift={},sleep=off{turn}{log}", self.icount_shift));
+                line.option("-icount", &format!("shift={},sleep=off,turn={TURN}{log}", self.icount_shift));
                 line.option("-seed", SEED).option("-rtc", DATE)
             }
             Clock::Real => line.option("-accel", "tcg,thread=multi"),
@@ -322,14 +306,6 @@ impl Machine {
             let device = |id: &str, side: u8| format!("e1000e,netdev={id},mac=52:54:00:00:00:{side}{number},romfile=");
             let outside = format!("tap,id={nic},ifname={tap},script=no,downscript=no,vnet_hdr=off");
             line.option("-netdev", &if self.clients == Clients::Outside { outside } else { hub(nic) });
-            if nic == "rt" && self.releases_arrivals() {
-                // Without this object an arrival gets the time at which the emulated CPU last read its clock. Its timer
-                // stops the CPU often, so it is on only during measurements. It comes before the capture, which records
-                // the released packets.
-                let every = self.release_us;
-                let filter = format!("filter-buffer,id={RELEASE},netdev=rt,queue=tx,interval={every},status=off");
-                line.option("-object", &filter);
-            }
             line.option("-device", &device(nic, 0));
             // Before the capture, which stamps frames when they arrive at the host's NIC and when they leave it.
             for (link, way) in self.link().iter().flat_map(|link| Way::ALL.map(|way| (link, way))) {
@@ -374,8 +350,8 @@ mod tests {
 
     #[test]
     fn numbers_out_of_their_bounds_are_refused_on_both_clocks() {
-        for clock in [Clock::Virtual, Clock::Real] {
-            let mut machine = Machine { clients: Clients::Outside, ..Machine::new(clock, Kernel::Rt72) };
+        for (clock, clients) in [(Clock::Virtual, Clients::None), (Clock::Real, Clients::Outside)] {
+            let mut machine = Machine { clients, ..Machine::new(clock, Kernel::Rt72) };
             for cpus in 1..=8 {
                 machine.cpus = cpus;
                 assert!(machine.check().is_ok(), "{cpus}");
@@ -387,11 +363,18 @@ mod tests {
             }
         }
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
-        assert!(machine.check().is_ok() && machine.takes_turns());
+        assert!(machine.check().is_ok());
         machine.cpus = 8;
-        assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside that of --clients inside"));
-        let machine = Machine { clients: Clients::Inside, ..Machine::new(Clock::Real, Kernel::Rt72) };
-        assert!(machine.check().unwrap_err().to_string().contains("virtual time"));
+        assert!(machine.check().unwrap_err().to_string().contains("1 to 7 CPUs, beside that of clients inside"));
+        for (clock, clients, said) in [
+            (Clock::Real, Clients::Inside, "virtual time: leave out --clients inside, or leave out --clock real"),
+            (Clock::Virtual, Clients::Outside, "this machine's time: leave out --clients outside, or add --clock real"),
+        ] {
+            let machine = Machine { clients, ..Machine::new(clock, Kernel::Rt72) };
+            assert!(machine.check().unwrap_err().to_string().contains(said), "{said}");
+        }
+        let console = Machine { console: Console::Terminal, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        assert!(console.check().unwrap_err().to_string().contains("leave out --clock virtual"));
         let mut machine = Machine::new(Clock::Virtual, Kernel::Rt72);
         for silence in [29, 86_401, u64::MAX] {
             machine.silence_seconds = silence;
@@ -400,30 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_virtual_clock_spins_and_only_for_clients_outside() {
-        let inside = Machine::new(Clock::Virtual, Kernel::Rt72);
-        let outside = Machine { clients: Clients::Outside, ..inside.clone() };
-        let without = Machine { clients: Clients::None, ..inside.clone() };
-        let real = Machine::new(Clock::Real, Kernel::Rt72);
-        let of = |machine: &Machine| {
-            let spins = machine.command_line().contains("ontime.spin");
-            (spins, machine.takes_turns(), machine.time_stops())
-        };
-        assert_eq!(of(&outside), (true, false, false));
-        assert_eq!(of(&inside), (false, true, true));
-        assert_eq!(of(&without), (false, true, true));
-        assert_eq!(of(&real), (false, false, false));
-    }
-
-    #[test]
     fn the_clients_cpu_and_isolated_ones_are_in_one_list() {
         for (cpus, clients, isolated_cpus, list) in [
-            (1, Clients::Outside, 0, None),
-            (2, Clients::Outside, 0, None),
+            (1, Clients::None, 0, None),
+            (2, Clients::None, 0, None),
             (1, Clients::Inside, 0, Some("1-1")),
             (2, Clients::Inside, 1, Some("1-2")),
             (4, Clients::Inside, 2, Some("2-4")),
-            (4, Clients::Outside, 3, Some("1-3")),
+            (4, Clients::None, 3, Some("1-3")),
             // The first CPU stays the host's.
             (2, Clients::Inside, 2, Some("1-2")),
         ] {
@@ -449,7 +416,7 @@ mod tests {
 
     #[test]
     fn events_are_logged_where_cpus_take_turns_and_on_request() {
-        let clients = Clients::Outside;
+        let clients = Clients::None;
         let mut machine = Machine { cpus: 2, clients, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
         let icount = |machine: &Machine| {
             let line = machine.arguments(&Images::at("/i"), Path::new("/d,e"), Path::new("/d/initrd"));
@@ -468,9 +435,9 @@ mod tests {
     #[test]
     fn a_link_is_before_the_capture_and_only_to_clients_inside() {
         let link = Some("1gbit,5us,256".parse().unwrap());
-        let outside = Machine { link, clients: Clients::Outside, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
-        assert!(outside.check().unwrap_err().to_string().contains("--link"));
-        let inside = Machine { clients: Clients::Inside, ..outside };
+        let without = Machine { link, clients: Clients::None, ..Machine::new(Clock::Virtual, Kernel::Rt72) };
+        assert!(without.check().unwrap_err().to_string().contains("--link"));
+        let inside = Machine { clients: Clients::Inside, ..without };
         assert!(inside.check().is_ok());
         let line = inside.arguments(&Images::at("/i"), Path::new("/d"), Path::new("/d/initrd")).join(" ");
         for nic in ["rt", "bulk"] {

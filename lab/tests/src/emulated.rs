@@ -60,8 +60,7 @@ pub(crate) const PASSED: [(&str, &str); 5] =
 impl Host {
     /// Options of `ontime-lab run`.
     pub(crate) fn options(&self) -> Vec<String> {
-        // A command of the clients' side is outside.
-        let clients = if self.client.is_some() { Clients::Outside } else { self.clients };
+        let clients = if self.client.is_some() { Clients::Inside } else { self.clients };
         let named = [
             ("--kernel", Some(self.kernel.to_string())),
             ("--clock", Some(self.clock.to_string())),
@@ -106,7 +105,7 @@ mod tests {
         for words in [
             &["--cpus", "2"][..],
             &["--client", "sh a.sh"],
-            &["--clients", "outside"],
+            &["--clients", "inside"],
             &["--kernel", "6.12-rt"],
             &["--host-module"],
         ] {

@@ -172,7 +172,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "polls_are_short_on_an_old_kernel",
         inside: Some(napi_weight::napi_weight),
-        host: Host { kernel: Kernel::Rt612, host_module: true, clients: Clients::Outside, ..HOST },
+        host: Host { kernel: Kernel::Rt612, host_module: true, clients: Clients::Inside, ..HOST },
         ..TEST
     },
     Test {
@@ -184,7 +184,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "cpus_take_turns_on_the_virtual_clock",
         inside: Some(cpus::cpus),
-        host: Host { cpus: Some(2), clients: Clients::Outside, ..HOST },
+        host: Host { cpus: Some(2), ..HOST },
         programs: &[("rounds", cpus::rounds)],
         outside: builds::cpus_take_turns_on_the_virtual_clock,
         ..TEST
@@ -230,7 +230,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "rt_queues_are_polled_on_an_old_kernel",
         inside: Some(host_poll::host_poll),
-        host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), clients: Clients::Outside, ..HOST },
+        host: Host { kernel: Kernel::Rt612, host_module: true, cpus: Some(2), clients: Clients::Inside, ..HOST },
         ..TEST
     },
     Test { name: "real_clock_has_two_cpus", outside: laboratory::real_clock_has_two_cpus, ..TEST },

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -20,6 +20,8 @@ use crate::progress::progress;
 
 /// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
+/// Script for the command in its arguments, beside the shell command in `$0` at the clients' side.
+const BESIDE: &str = r#"lab-client sh -c "$0" < /dev/null & client=$!; "$@"; status=$?; kill $client; exit $status"#;
 /// Status of `ontime-lab run` if the emulated host itself failed.
 const LAB_FAILED: u8 = 125;
 
@@ -54,15 +56,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachineArgs {
-    /// The clock inside: virtual (executed instructions; CPUs take turns) or real (this machine's)
-    #[arg(long, default_value = "virtual")]
-    clock: Clock,
+    /// The clock inside: virtual (executed instructions; CPUs take turns) or real (this machine's). Default: virtual;
+    /// for a console real
+    #[arg(long)]
+    clock: Option<Clock>,
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
-    /// The clients' side: inside (on one more CPU, in the host's time: `lab-client COMMAND` runs there), outside (in
-    /// this machine's time), or none. Default: inside on the virtual clock, outside on the real one, with --client and
-    /// for a console
+    /// The clients' side: inside (virtual clock: on one more CPU, in the host's time; `lab-client COMMAND` runs there),
+    /// outside (real clock), or none. Default: inside on the virtual clock, outside on the real one
     #[arg(long, value_name = "WHERE")]
     clients: Option<Clients>,
     /// The link of each NIC to the clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and
@@ -109,8 +111,8 @@ pub(crate) struct Run {
     /// Bring the guest module, built if it is missing: `lab-vm start NAME ROLE sockets:rt ADDRESS` has it inside
     #[arg(long)]
     guest_module: bool,
-    /// A shell command for the clients' side outside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses, its
-    /// directory is /lab; it ends with the command
+    /// A shell command for clients inside, beside the command: 10.1.0.1 and 10.2.0.1 are its addresses; it ends with
+    /// the command
     #[arg(long, value_name = "SHELL")]
     client: Option<String>,
     /// A scenario (docs/design/lab.md), instead of a command
@@ -177,11 +179,11 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Events { first, second } => compare_events(first, second),
-        Command::Images => images(true).map(|_| ExitCode::SUCCESS),
+        Command::Images => images().map(|_| ExitCode::SUCCESS),
         Command::Run(run) => {
             run.check()?;
             // The images are built here, with network access; the namespaces have none.
-            let images = images(run.machine().takes_turns())?;
+            let images = images()?;
             if run.host_module {
                 host_module(&images, run.host.kernel)?;
             }
@@ -193,7 +195,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Shell(host) => {
             let machine = machine(host, Console::Terminal);
             machine.check()?;
-            let images = images(machine.takes_turns())?;
+            let images = images()?;
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
     }
@@ -213,12 +215,10 @@ fn compare_events(first: &Path, second: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The lab's images, built first if they are missing, with progress on standard error. `turns`: with the emulator for
-/// several CPUs on the virtual clock.
-pub(crate) fn images(turns: bool) -> anyhow::Result<Images> {
+/// The lab's images and their emulator, built first if they are missing, with progress on standard error.
+pub(crate) fn images() -> anyhow::Result<Images> {
     isolate::possible().map_err(unsupported)?;
-    let images = Images::ready(&mut |line| progress(line))?;
-    Ok(if turns { images.with_turns(&mut |line| progress(line))? } else { images })
+    Ok(Images::ready(&mut |line| progress(line))?)
 }
 
 /// Builds the guest module for the lab's guests if it is missing, with progress on standard error.
@@ -240,28 +240,25 @@ impl Run {
     /// What this host cannot have, and the remedy.
     fn check(&self) -> anyhow::Result<()> {
         let machine = self.machine();
-        if self.client.is_some() && machine.clients != Clients::Outside {
-            usage!("--client is a command of clients outside; leave out --clients {}", machine.clients);
+        if self.client.is_some() && machine.clients != Clients::Inside {
+            usage!("--client is a command of --clients inside (virtual clock), not of --clients {}", machine.clients);
         }
         Ok(machine.check()?)
     }
 
     fn machine(&self) -> Machine {
         let mut machine = machine(&self.host, Console::Log);
-        if self.client.is_some() && self.host.clients.is_none() {
-            machine.clients = Clients::Outside;
-        }
         machine.silence_seconds = self.silence;
         machine
     }
 }
 
 fn machine(host: &MachineArgs, console: Console) -> Machine {
-    let mut machine = Machine::new(host.clock, host.kernel);
+    // A console's user needs a clock that waits.
+    let usual = if console == Console::Terminal { Clock::Real } else { Clock::Virtual };
+    let mut machine = Machine::new(host.clock.unwrap_or(usual), host.kernel);
     machine.cpus = host.cpus.unwrap_or(machine.cpus);
-    // With others, the virtual clock would jump over all the time in which nothing is typed.
-    let default = if console == Console::Terminal { Clients::Outside } else { machine.clients };
-    machine.clients = host.clients.unwrap_or(default);
+    machine.clients = host.clients.unwrap_or(machine.clients);
     machine.link = host.link;
     machine.icount_shift = host.instruction;
     machine.memory_mib = host.memory;
@@ -285,12 +282,12 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
         module::write_archive(&module, &dir.join("files/module.cpio"))?;
     }
     let programs = run.host.product.find()?;
-    let argv: Vec<&str> = run.command.iter().map(String::as_str).collect();
+    let beside = run.client.iter().flat_map(|shell| ["sh", "-c", BESIDE, shell]);
+    let argv: Vec<&str> = beside.chain(run.command.iter().map(String::as_str)).collect();
     let mut lab = match Lab::start(&machine, images, dir, &programs) {
         Ok(lab) => lab,
         Err(error) => return failed(error, dir),
     };
-    let client = run.client.as_deref().map(|shell| Client::start(shell, &dir.join("files"))).transpose()?;
     let status = lab.run(&argv, &[], Duration::from_secs(run.timeout), &mut |stream, bytes| {
         // If the reader of the output has gone, the command still continues.
         let _ = match stream {
@@ -298,7 +295,6 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
             Stream::Err => std::io::stderr().write_all(bytes),
         };
     });
-    drop(client);
     match status.and_then(|status| link_losses(&lab).map(|losses| (status, losses))) {
         Ok((status, losses)) => {
             losses.iter().for_each(progress);
@@ -322,25 +318,6 @@ fn link_losses(lab: &Lab) -> Result<Vec<String>, LabError> {
         Ok(format!("link {link} of {nic}0: {dropped} frames dropped {}", way.description()))
     };
     ["rt", "bulk"].into_iter().flat_map(|nic| Way::ALL.map(|way| (nic, way))).map(tell).collect()
-}
-
-/// The clients' side of a run; dropping it ends its shell. Processes that the shell started end with the lab's
-/// namespaces.
-struct Client(Child);
-
-impl Client {
-    fn start(shell: &str, dir: &Path) -> anyhow::Result<Self> {
-        let started = process::Command::new("sh").args(["-c", shell]).current_dir(dir).stdin(Stdio::null()).spawn();
-        Ok(Self(started.context("starting sh for the clients' side")?))
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Makes the error for a failure of the emulated host, and keeps the host's console log.
@@ -411,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_of_the_clients_side_has_clients_outside() {
+    fn a_command_of_the_clients_side_has_clients_inside() {
         let clients = |words: &[&str]| {
             let line = ["ontime-lab", "run"].iter().chain(words).chain(&["--", "true"]);
             let Command::Run(run) = Line::try_parse_from(line).unwrap().command else { panic!("{words:?}") };
@@ -421,16 +398,17 @@ mod tests {
             (&[][..], Clients::Inside),
             (&["--clock", "real"], Clients::Outside),
             (&["--clients", "none"], Clients::None),
-            (&["--client", "true"], Clients::Outside),
-            (&["--client", "true", "--clients", "outside"], Clients::Outside),
+            (&["--client", "true"], Clients::Inside),
+            (&["--client", "true", "--clients", "inside"], Clients::Inside),
         ] {
             assert_eq!(clients(words), Ok(expected), "{words:?}");
         }
         let Command::Shell(host) = Line::try_parse_from(["ontime-lab", "shell"]).unwrap().command else { panic!() };
-        assert_eq!(machine(&host, Console::Terminal).clients, Clients::Outside);
-        for inside in ["inside", "none"] {
-            let error = clients(&["--client", "true", "--clients", inside]).unwrap_err();
-            assert!(error.contains(&format!("leave out --clients {inside}")), "{error}");
+        let console = machine(&host, Console::Terminal);
+        assert_eq!((console.clock, console.clients), (Clock::Real, Clients::Outside));
+        for words in [&["--clients", "none"][..], &["--clock", "real"]] {
+            let error = clients(&[words, &["--client", "true"]].concat()).unwrap_err();
+            assert!(error.contains("--client is a command of --clients inside"), "{error}");
         }
     }
 

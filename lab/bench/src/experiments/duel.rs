@@ -14,8 +14,8 @@ use std::process::ExitCode;
 
 use ontime_cli::usage;
 use ontime_lab::images::Images;
+use ontime_lab::isolate;
 use ontime_lab::role::Role;
-use ontime_lab::{Clients, Clock, isolate};
 
 use super::guest_cyclictest::{self, Latencies};
 use super::inversion;
@@ -230,10 +230,8 @@ impl Options {
         let rivals = chosen("rival", &self.rivals, &RIVALS.names())?;
         guest_cyclictest::check(&self.cyclictest)?;
         let cpus = self.emulated.cpus.unwrap_or(2);
-        let emulated = Emulated { cpus: Some(cpus), ..self.emulated.with_clients(Clients::Inside)? };
-        if emulated.clock == Clock::Real {
-            usage!("duel has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock real");
-        }
+        let emulated = Emulated { cpus: Some(cpus), ..self.emulated.clone() };
+        emulated.has_clients_inside("duel")?;
         if cpus < 2 {
             usage!("isolated and busypoll keep a CPU for themselves, and all rivals have the same host: --cpus 2 to 7");
         }
@@ -317,9 +315,8 @@ mod tests {
         for (words, said) in [
             (vec!["--rival", "vanilla"], "not one of stock, isolated"),
             (vec!["--cpus", "1"], "--cpus 2 to 7"),
-            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of --clients inside"),
+            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of clients inside"),
             (vec!["--clock", "real"], "leave out --clock real"),
-            (vec!["--clients", "outside"], "leave out --clients"),
             (vec!["--frames", "0"], "1..=10000000"),
         ] {
             let error = options(&words).unwrap_err();

@@ -15,7 +15,6 @@ use std::process::{Command, ExitCode};
 use ontime_cli::usage;
 use ontime_figures::number;
 use ontime_figures::stats::Tally;
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 use ontime_lab::role::RTA;
 use serde::Deserialize;
@@ -314,8 +313,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let loads = chosen("load", &args.loads, &LOADS.names())?;
     check(&args.cyclictest)?;
     let args = &Options { methods, loads, ..args.clone() };
-    let found =
-        args.emulated.with_clients(Clients::None)?.measure(false, |site, images| measure(args, &site, images))?;
+    let found = args.emulated.without_clients().measure(false, |site, images| measure(args, &site, images))?;
     Measured { experiment: "guest-cyclictest", seed: 0, found, notes: Vec::new() }.report(&args.output)
 }
 

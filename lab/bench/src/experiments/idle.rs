@@ -5,7 +5,6 @@
 
 use std::process::ExitCode;
 
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 
 use super::rta::guests::wait_for_reservations;
@@ -138,8 +137,7 @@ struct Options {
 /// Measures every method on one emulated host.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let args = &Options { methods: METHODS.chosen(&args.methods)?, ..args.clone() };
-    let found =
-        args.emulated.with_clients(Clients::None)?.measure(false, |site, images| measure(args, &site, images))?;
+    let found = args.emulated.without_clients().measure(false, |site, images| measure(args, &site, images))?;
     Measured { experiment: "idle", seed: 1, found, notes: Vec::new() }.report(&args.output)
 }
 

@@ -21,7 +21,7 @@ use crate::goals::{GoalSpec, goal, small};
 use crate::hardware::HardwareError;
 use crate::host::{BULK_VMS, Host, PlannedHost, size};
 use crate::hours::{self, Hours};
-use crate::paced::{Pace, Paced};
+use crate::paced::Paced;
 use crate::progress::progress;
 use crate::schema::{Load, MethodResult, Metric, Unit};
 use crate::server::{self, Net, PlacedServer, ServerPlace};
@@ -269,30 +269,25 @@ fn zero_loss(host: &mut Host, args: &Options, load: &dyn Fn(f64) -> Paced) -> Re
 /// Frames per second on the wire, and the number of frames that were not answered within 0.3 s.
 fn trial(host: &mut Host, load: &Paced) -> Result<(f64, u64), MeasureError> {
     let capture = host.capture("rt");
-    host.stamp_arrivals(true)?;
     let from = size(&capture);
     let port = load.server.port();
     let sent = host.paced(load);
     let settled = host.shell(SETTLED);
-    host.stamp_arrivals(false)?;
     sent?;
     settled?;
     let cut = host.dir.join("trial.pcap");
     host.cut(&capture, from, &cut)?;
     let wire = wire::analyse(&cut, RtFlow::new(port))?;
     let requests = wire.counts.requests;
-    let Some(at_wire) = rate_at_wire(&wire, host.pace(load)) else {
+    let Some(at_wire) = rate_at_wire(&wire) else {
         return Err(MeasureError::Flood { vm: "the RT server".to_owned(), said: "nothing was captured".to_owned() });
     };
-    let answered = wire.counts.counted + wire.counts.batched;
-    Ok((at_wire, requests - answered))
+    Ok((at_wire, requests - wire.counts.counted))
 }
 
-/// Frames per second from the first frame on the wire to the last. The frames of the first instant come before that
-/// span: one, or a whole burst where the emulator releases the frames by `pace`. `None` if no time passed.
-fn rate_at_wire(wire: &WireAnalysis, pace: Option<Pace>) -> Option<f64> {
-    let first = pace.map_or(1, |pace| pace.burst);
-    let later = wire.counts.requests.checked_sub(first).filter(|&later| later > 0)?;
+/// Frames per second from the first frame on the wire to the last. `None` if no time passed.
+fn rate_at_wire(wire: &WireAnalysis) -> Option<f64> {
+    let later = wire.counts.requests.checked_sub(1).filter(|&later| later > 0)?;
     let (from, to) = wire.span_ns.filter(|(from, to)| from < to)?;
     Some(later as f64 * 1e9 / (to - from) as f64)
 }
@@ -343,7 +338,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     }
     let args = &Options { methods, places, frames, ..args.clone() };
     let measure = |ground: PlannedHost<'_>| measure(args, ground);
-    let (found, mut notes) = args.host.measure(workload::HEADERS, |site| site, measure)?;
+    let (found, mut notes) = args.host.measure(workload::HEADERS, measure)?;
     notes.extend([
         "paper (KBP, 5 and 6, its hardware): slowest round trip in a VM at 80 Mb/s under 200 us for KBP and \
          milliseconds for NAPI, 98.8 % less at 1 Gb/s with 1518 bytes; containers 21.1 to 96.1 % less; without loss \
@@ -503,17 +498,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_leaves_out_the_frames_of_the_first_instant() {
+    fn a_rate_leaves_out_the_first_frame() {
         let counts = WireCounts { requests: 404, ..WireCounts::default() };
         let wire = |span_ns| WireAnalysis { counts, span_ns, ..WireAnalysis::default() };
-        let (second, pace) = (Some((5, 1_000_000_005)), Some(Pace::of(4_000.0)));
-        // Clients inside, or a real clock: one frame after the other. Outside, the emulator releases four at a time.
-        assert_eq!(rate_at_wire(&wire(second), None), Some(403.0));
-        assert_eq!(rate_at_wire(&wire(second), pace), Some(400.0));
-        assert_eq!(rate_at_wire(&wire(Some((5, 5))), None), None);
-        assert_eq!(rate_at_wire(&wire(None), None), None);
-        let one_burst = WireAnalysis { counts: WireCounts { requests: 4, ..counts }, ..wire(second) };
-        assert_eq!(rate_at_wire(&one_burst, pace), None);
+        let second = Some((5, 1_000_000_005));
+        assert_eq!(rate_at_wire(&wire(second)), Some(403.0));
+        assert_eq!(rate_at_wire(&wire(Some((5, 5)))), None);
+        assert_eq!(rate_at_wire(&wire(None)), None);
+        let one = WireAnalysis { counts: WireCounts { requests: 1, ..counts }, ..wire(second) };
+        assert_eq!(rate_at_wire(&one), None);
     }
 
     #[test]

@@ -32,10 +32,6 @@ pub(crate) struct Emulated {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) cpus: Option<u8>,
-    /// The clients: inside, on one more CPU of the emulated machine and in its time, or outside, in this machine's time
-    /// (default: inside on the virtual clock)
-    #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
-    pub(crate) clients: Option<Clients>,
     /// The host's kernel: 7.2-rt, 7.2 or 6.12-rt
     #[arg(long, default_value = "7.2-rt")]
     pub(crate) kernel: Kernel,
@@ -50,21 +46,27 @@ pub(crate) struct Emulated {
     /// The link to clients inside, for experiments with this option
     #[arg(skip)]
     pub(crate) link: Option<Link>,
+    /// For experiments to which nothing is sent: the captures stay empty
+    #[arg(skip)]
+    pub(crate) without_clients: bool,
 }
 
 impl Emulated {
-    /// The same host for an experiment that knows only these clients. With [`Clients::None`] nothing is sent to the
-    /// host, and the captures stay empty.
-    ///
+    /// The same host for an experiment without clients.
+    pub(crate) fn without_clients(&self) -> Self {
+        Self { without_clients: true, ..self.clone() }
+    }
+
     /// # Errors
-    /// Other clients are asked for.
-    pub(crate) fn with_clients(&self, clients: Clients) -> anyhow::Result<Self> {
-        match self.clients {
-            Some(asked) if asked != clients => {
-                usage!("--clients {asked}: the clients of this experiment are '{clients}'; leave out --clients");
-            }
-            _ => Ok(Self { clients: Some(clients), ..self.clone() }),
+    /// The clock is the real one, which an experiment that needs its clients inside cannot have.
+    pub(crate) fn has_clients_inside(&self, experiment: &str) -> anyhow::Result<()> {
+        if self.clock == Clock::Real {
+            usage!(
+                "{experiment} has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock \
+                 real"
+            );
         }
+        Ok(())
     }
 
     /// Measures on this host, in separate namespaces. `with_module` if guests need the module.
@@ -75,7 +77,7 @@ impl Emulated {
     ) -> anyhow::Result<T> {
         self.product.find()?;
         // Missing parts are built here, with network access; the namespaces have none.
-        let images = lab::images(self.machine().takes_turns())?;
+        let images = lab::images()?;
         if with_module {
             lab::guest_module(&images)?;
         }
@@ -86,11 +88,10 @@ impl Emulated {
     pub(crate) fn machine(&self) -> Machine {
         let mut machine = host::machine(self.clock, self.kernel);
         machine.cpus = self.cpus.unwrap_or(machine.cpus);
-        machine.clients = match (self.clients, self.clock) {
-            // Without clients the virtual clock jumps while the host is idle. The real one cannot.
-            (None, _) | (Some(Clients::None), Clock::Real) => machine.clients,
-            (Some(clients), _) => clients,
-        };
+        // Without clients the virtual clock jumps while the host is idle. The real one cannot.
+        if self.without_clients && self.clock == Clock::Virtual {
+            machine.clients = Clients::None;
+        }
         machine.link = self.link;
         machine.silence_seconds = self.silence;
         machine
@@ -127,12 +128,6 @@ impl Emulated {
     }
 }
 
-/// Parses where an experiment's clients are.
-pub(crate) fn inside_or_outside(text: &str) -> Result<Clients, String> {
-    let clients = text.parse().ok().filter(|clients| *clients != Clients::None);
-    clients.ok_or_else(|| format!("'{text}' is not one of inside, outside"))
-}
-
 /// Removes what an earlier experiment with the same directory brought for its host: configuration, guests' roles and
 /// words for their kernels. The next host would have them too.
 fn remove_former(files: &Path) -> io::Result<()> {
@@ -156,7 +151,7 @@ fn remove_former(files: &Path) -> io::Result<()> {
 pub(crate) struct Hardware {
     /// Measure a real host with its owner's VMs, which this file describes (docs/results/hardware.md), in place of an
     /// emulated one
-    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "clients", "kernel", "silence"])]
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["clock", "cpus", "kernel", "silence"])]
     pub(crate) hardware: Option<PathBuf>,
 }
 
@@ -201,17 +196,16 @@ pub(crate) struct HostArgs {
 
 impl HostArgs {
     /// Measures on the host, and returns notes for the reader too if it is real. `captured` is the number of bytes kept
-    /// of a real host's RT frame; `prepare` sets the emulated machine up.
+    /// of a real host's RT frame.
     pub(crate) fn measure<T>(
         &self,
         captured: u32,
-        prepare: impl FnOnce(Site) -> Site,
         mut measure: impl FnMut(PlannedHost<'_>) -> Result<T, MeasureError>,
     ) -> anyhow::Result<(T, Vec<String>)> {
         if let Some(found) = self.hardware.measure(self.emulated.out.as_deref(), captured, &mut measure)? {
             return Ok(found);
         }
-        let emulated = |site: Site, images: &Images| measure(PlannedHost::Emulated(&prepare(site), images));
+        let emulated = |site: Site, images: &Images| measure(PlannedHost::Emulated(&site, images));
         Ok((self.emulated.measure(false, emulated)?, Vec::new()))
     }
 }
@@ -544,37 +538,23 @@ mod tests {
             let host: Emulated = options_of(words).map_err(|error| error.to_string())?;
             host.machine().check().map_err(|error| error.to_string())
         };
-        for words in
-            [&[][..], &["--cpus", "8", "--clients", "outside"], &["--cpus", "7"], &["--clock", "real", "--cpus", "8"]]
-        {
+        for words in [&[][..], &["--cpus", "7"], &["--clock", "real", "--cpus", "8"]] {
             assert_eq!(check(words), Ok(()), "{words:?}");
         }
         let words = |words: &[&str]| options_of::<Emulated>(words).unwrap().cpus_in_words();
         assert_eq!([words(&[]), words(&["--cpus", "4"])], ["one CPU", "4 CPUs"]);
-        let only = |words: &[&str], clients| {
-            let host = options_of::<Emulated>(words).unwrap().with_clients(clients);
-            host.map(|host| host.machine().clients).map_err(|error| error.to_string())
-        };
-        for clients in Clients::ALL {
-            assert_eq!(only(&[], clients), Ok(clients));
-        }
-        assert_eq!(only(&["--clock", "real"], Clients::None), Ok(Clients::Outside));
-        assert_eq!(only(&["--clients", "outside"], Clients::Outside), Ok(Clients::Outside));
-        for clients in [Clients::Inside, Clients::None] {
-            let error = only(&["--clients", "outside"], clients).unwrap_err();
-            assert!(
-                error.contains(&format!("--clients outside: the clients of this experiment are '{clients}'")),
-                "{error}"
-            );
-        }
+        let [exact, real] = [&[][..], &["--clock", "real"]].map(|words| options_of::<Emulated>(words).unwrap());
+        assert_eq!([&exact, &real].map(|host| host.machine().clients), [Clients::Inside, Clients::Outside]);
+        let without = [&exact, &real].map(|host| host.without_clients().machine().clients);
+        assert_eq!(without, [Clients::None, Clients::Outside]);
+        assert!(exact.has_clients_inside("duel").is_ok());
+        assert!(real.has_clients_inside("duel").unwrap_err().to_string().contains("leave out --clock real"));
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),
             (&["--cpus=-1"], "invalid value '-1' for '--cpus"),
             (&["--cpus", "two"], "two"),
-            (&["--cpus", "8"], "--cpus 8: 1 to 7 CPUs, beside that of --clients inside"),
-            (&["--clients", "inside", "--clock", "real"], "leave out --clients inside or --clock real"),
-            (&["--clients", "none"], "'none' is not one of inside, outside"),
+            (&["--cpus", "8"], "--cpus 8: 1 to 7 CPUs, beside that of clients inside"),
             (&["--silence", "29"], "30 to 86400 seconds"),
             (&["--kernel", "5.10"], "7.2-rt, 7.2, 6.12-rt"),
         ] {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use ontime_cli::{OK, WARNING, print_stderr, usage};
-use ontime_lab::{Clients, Clock, Kernel};
+use ontime_lab::{Clock, Kernel};
 
 use super::{Emulated, Experiment, chosen, command, created, judge, to_write};
 use crate::baseline::Tolerance;
@@ -72,7 +72,7 @@ fn stored(path: &str) -> Result<Document, String> {
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = methods(args)?;
     let outsourced = methods.iter().any(|method| method.starts_with("outsourcing"));
-    let found = args.emulated.with_clients(Clients::Inside)?.measure(outsourced, |site, images| {
+    let found = args.emulated.measure(outsourced, |site, images| {
         let plan = path::PathPlan { site, methods, program: args.server, requests: args.requests, seed: args.seed };
         path::measure(&plan, images)
     })?;

@@ -15,11 +15,10 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use ontime_cli::{print_stderr, usage};
-use ontime_lab::{Clients, Clock, Kernel, Link, isolate};
+use ontime_lab::{Clock, Kernel, Link, isolate};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::options::inside_or_outside;
 use super::{Emulated, Experiment, Hardware, Measured, Methods, Output, command};
 use crate::command::lab;
 use crate::command::product::Product;
@@ -290,10 +289,6 @@ struct Args {
     /// CPUs of the host, 1 to 8 (default: 1 on the virtual clock, 2 on the real one); `exclusive` needs 2
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: Option<u8>,
-    /// The clients: inside, on one more CPU of the emulated machine and in its time, or outside, in this machine's time
-    /// (default: inside on the virtual clock)
-    #[arg(long, value_name = "WHERE", value_parser = inside_or_outside)]
-    clients: Option<Clients>,
     /// The link of each NIC to clients inside, such as 1gbit,5us,256: each frame's time at that rate, a delay, and the
     /// most frames that wait; more are dropped and counted (default: 10gbit,5us,1000)
     #[arg(long, value_name = "RATE,DELAY,PACKETS", conflicts_with = "hardware")]
@@ -338,9 +333,9 @@ struct Args {
 impl Args {
     /// The host with this kernel.
     fn emulated(&self, kernel: Kernel) -> Emulated {
-        let Self { clock, cpus, clients, silence, link, .. } = *self;
+        let Self { clock, cpus, silence, link, .. } = *self;
         let (out, product) = (self.out.clone(), self.product.clone());
-        Emulated { clock, cpus, clients, kernel, silence, out, product, link }
+        Emulated { clock, cpus, kernel, silence, out, product, link, without_clients: false }
     }
 }
 
@@ -406,7 +401,7 @@ fn execute(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = hosts.first().map_or(Kernel::Rt72, |host| host.kernel);
     let machine = args.emulated(kernel).machine();
     machine.check()?;
-    let images = lab::images(machine.takes_turns())?;
+    let images = lab::images()?;
     let cases = |host: &Part| plan(args, kind, &host.methods).cases;
     if hosts.iter().flat_map(cases).any(|case| case.is_outsourced()) {
         lab::guest_module(&images)?;
@@ -523,7 +518,6 @@ fn start_part(args: &Args, kind: &Kind, number: usize, host: &Part) -> anyhow::R
         line.extend([option.to_owned(), value]);
     }
     line.extend(args.cpus.map(|cpus| format!("--cpus={cpus}")));
-    line.extend(args.clients.map(|clients| format!("--clients={clients}")));
     line.extend(args.link.map(|link| format!("--link={link}")));
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{number}", host.kernel));
@@ -550,7 +544,7 @@ fn measure_part(args: &Args, kind: &Kind) -> anyhow::Result<ExitCode> {
     let kernel = if args.methods.iter().any(|method| method == "vanilla") { Kernel::Plain72 } else { kernel };
     let emulated = args.emulated(kernel);
     let plan = plan(args, kind, &args.methods);
-    let found = emulated.measure_inside(&lab::images(emulated.machine().takes_turns())?, |mut site, images| {
+    let found = emulated.measure_inside(&lab::images()?, |mut site, images| {
         site.machine.captured_bytes = kind.workload.captured();
         let ground = PlannedHost::Emulated(&site, images);
         // If the command that started this part has ended, this process ends too.
@@ -839,7 +833,6 @@ mod tests {
             methods: methods.iter().map(|&name| name.to_owned()).collect(),
             clock: Clock::Virtual,
             cpus: None,
-            clients: None,
             link: None,
             kernels: vec![Kernel::Rt72],
             requests: 1,

@@ -10,7 +10,6 @@ use std::process::ExitCode;
 
 use ontime_cli::usage;
 use ontime_lab::images::Images;
-use ontime_lab::{Clients, Clock};
 
 use super::{Emulated, Experiment, Measured, Methods, Output, command};
 use crate::error::MeasureError;
@@ -181,13 +180,8 @@ impl Options {
     /// The options with everything that this experiment always has. Refuses what it cannot have.
     fn checked(&self) -> anyhow::Result<Self> {
         let methods = METHODS.chosen(&self.methods)?;
-        // Each VM has a client, and a hundred clients outside cannot follow one emulated clock.
-        let emulated = self.emulated.with_clients(Clients::Inside)?;
-        if emulated.clock == Clock::Real {
-            usage!(
-                "rt-vms has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock real"
-            );
-        }
+        let emulated = self.emulated.clone();
+        emulated.has_clients_inside("rt-vms")?;
         let machine = emulated.machine();
         machine.check()?;
         if machine.cpus < 2 && methods.iter().any(|method| method == "exclusive") {
@@ -306,10 +300,9 @@ mod tests {
             (vec!["--method", "vanilla"], "not one of rt-default, threaded"),
             (vec!["--method", "exclusive"], "add --cpus 2"),
             (vec!["--clock", "real"], "leave out --clock real"),
-            (vec!["--clients", "outside"], "leave out --clients"),
             (vec!["--vms", "0"], "1..=100"),
             (vec!["--vms", "101"], "1..=100"),
-            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of --clients inside"),
+            (vec!["--cpus", "8"], "1 to 7 CPUs, beside that of clients inside"),
             (vec!["--cpus", "0"], "1..=8"),
             (vec!["--requests", "0"], "1..=10000000"),
         ] {

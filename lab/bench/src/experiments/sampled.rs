@@ -12,9 +12,8 @@ use ontime_lab::role::SAMPLED_VALUES;
 use super::{Experiment, HostArgs, Measured, Methods, Output, command};
 use crate::error::MeasureError;
 use crate::goals::{Figure, GoalSpec, goal, small};
-use crate::host::{BULK_VMS, PlannedHost, RT_VM, Site, Vm, boot_vm};
+use crate::host::{BULK_VMS, PlannedHost, RT_VM, Vm, boot_vm};
 use crate::progress::progress;
-use crate::sampled::frame;
 use crate::schema::Load;
 use crate::server;
 use crate::trial::{self, CaseResults, Requests, Trial};
@@ -28,12 +27,6 @@ const METHODS: Methods = Methods(&[
 ]);
 /// Frames at the start of each case that do not count: 25 ms.
 const WARM_UP: u64 = 100;
-
-/// The machine of the experiment: arrivals are released once per period.
-fn prepare(mut site: Site) -> Site {
-    site.machine.release_us = (frame::PERIOD_NS / 1_000) as u32;
-    site
-}
 
 /// Boots the host and its VMs and measures every method under every load. If a case fails, the remaining cases are
 /// measured while the host lives.
@@ -83,7 +76,7 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
     let methods = args.host.hardware.methods(&args.methods, &METHODS.names(), &METHODS.names())?;
     let args = &Options { methods, ..args.clone() };
     let measure = |ground: PlannedHost<'_>| measure(args, ground);
-    let (found, notes) = args.host.measure(HEADERS, prepare, measure)?;
+    let (found, notes) = args.host.measure(HEADERS, measure)?;
     Measured { experiment: "sampled-values", seed: 0, found, notes }.report(&args.output)
 }
 
@@ -124,9 +117,8 @@ impl Experiment for SampledValues {
 mod tests {
     use std::fs;
 
-    use super::*;
     use crate::pcap::crafted;
-    use crate::sampled::{LATE_NS, wire};
+    use crate::sampled::{LATE_NS, frame, wire};
     use crate::schema::{Clock, LATE, MethodResult, Run};
 
     #[test]

@@ -11,8 +11,8 @@ use anyhow::Context;
 use ontime_cli::{CONFIG, CRITICAL, Exit};
 use ontime_figures::number;
 use ontime_hostnet::Method;
+use ontime_lab::Clock;
 use ontime_lab::images::Images;
-use ontime_lab::{Clients, Clock};
 use ontime_tenants::config::Text;
 use serde::Deserialize;
 
@@ -97,12 +97,12 @@ fn results(scenario: &Scenario, args: &RunArgs) -> anyhow::Result<CaseResults> {
     let emulated = Emulated {
         clock: Clock::Virtual,
         cpus: Some(scenario.cpus),
-        clients: Some(Clients::Inside),
         kernel: scenario.kernel,
         silence: args.silence,
         out: args.out.clone(),
         product: args.product.clone(),
         link: None,
+        without_clients: false,
     };
     emulated.machine().check()?;
     emulated.measure(false, |site, images| {

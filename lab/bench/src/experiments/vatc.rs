@@ -253,9 +253,7 @@ fn measure_case(
     let server = SOCKPERF.on(host);
     let mut config = ClientConfig::new(server, plan.requests + WARM_UP, 1);
     (config.min_gap_us, config.max_gap_us) = (PERIOD_US, PERIOD_US);
-    let stretch = trial::stretch(host, [capture.clone()], flows, |host| {
-        host.requests(config, std::slice::from_ref(&capture), &case)
-    })?;
+    let stretch = trial::stretch(host, [capture.clone()], flows, |host| host.requests(config, &case))?;
     if let Some(interval) = interval {
         still_moderated(host, interval)?;
     }
@@ -504,7 +502,7 @@ fn execute(
     let intervals = common.intervals.clone();
     let plan = VatcPlan { methods, beside, total_rate, intervals, requests: common.requests };
     let measure = |ground: PlannedHost<'_>| measure(&plan, ground);
-    let (found, mut notes) = common.host.measure(HEADERS, |site| site, measure)?;
+    let (found, mut notes) = common.host.measure(HEADERS, measure)?;
     notes.extend(words);
     notes.push(
         "a request comes from outside and is answered in the VM; the paper's comes from the VM and is answered \

@@ -4,20 +4,19 @@
 /// clients'.
 pub(super) fn read(cpus: u16) -> String {
     format!(
-        "read -r up rest < /proc/uptime; spin=0; \
-         for pid in $(pgrep -x lab-spin); do read -r ran rest < /proc/$pid/schedstat; spin=$((spin + ran)); done; \
+        "read -r up rest < /proc/uptime; \
          times=$(awk '$1 == \"cpu\" {{guest = $10 + $11}} /^cpu[0-9]/ && substr($1, 4) < {cpus} {{idle += $5 + $6}} \
          END {{print idle, guest}}' /proc/stat); pace=0; \
          for task in /proc/$(pgrep -x -f 'ontime daemon')/task/*; do \
          read -r name < $task/comm; case $name in ontime-pace/*|ontime-read/*) \
          read -r ran rest < $task/schedstat; pace=$((pace + ran)) ;; esac; done; \
-         echo $up $spin $times $pace"
+         echo $up $times $pace"
     )
 }
 
 /// `/proc/uptime`, the idle time of the host's CPUs, the time that the tick accounts to guests (`/proc/stat`,
 /// `Documentation/filesystems/proc.rst`; in 1/100 s), and the run time of the daemon's pacers and their readers. In
-/// seconds. Idle time includes the run time of the spinners that replace the idle state for clients outside.
+/// seconds.
 #[derive(Debug)]
 pub struct CpuTime {
     uptime: f64,
@@ -27,14 +26,13 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Parses five numbers: seconds of uptime, the spinners' nanoseconds, idle and guests' time in 1/100 s, the pacers'
-    /// nanoseconds.
+    /// Parses four numbers: seconds of uptime, idle and guests' time in 1/100 s, the pacers' nanoseconds.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
-        let (uptime, spin_ns) = (words.next()??, words.next()??);
+        let uptime = words.next()??;
         let (idle, guest) = (words.next()?? / 100.0, words.next()?? / 100.0);
         let pacers = words.next()?? / 1e9;
-        Some(Self { uptime, idle: idle + spin_ns / 1e9, guest, pacers })
+        Some(Self { uptime, idle, guest, pacers })
     }
 
     /// Share of the CPUs used by guests since an earlier reading, 0 to 1; `None` if no time has passed.
@@ -61,9 +59,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spinner_counts_as_idle() {
-        let before = CpuTime::parse("100.0 5000000000 100 100 0").unwrap();
-        let after = CpuTime::parse("110.0 7000000000 100 300 500000000").unwrap();
+    fn shares_are_of_the_time_between_two_readings() {
+        let before = CpuTime::parse("100.0 100 100 0").unwrap();
+        let after = CpuTime::parse("110.0 300 300 500000000").unwrap();
         assert!((after.guest_share_since(&before, 1).unwrap() - 0.2).abs() < 1e-9);
         assert!((after.share_since(&before, 1).unwrap() - 0.8).abs() < 1e-9);
         assert!((after.pacers_share_since(&before).unwrap() - 0.05).abs() < 1e-9);

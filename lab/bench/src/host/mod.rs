@@ -29,7 +29,7 @@ use crate::client::{self, ClientConfig, Peer};
 use crate::client_side::Order;
 use crate::error::MeasureError;
 use crate::hardware::{HardwareError, NO_EXCLUSIVE_CPU, Target};
-use crate::paced::{Pace, Paced};
+use crate::paced::Paced;
 use crate::pcap::HEADER;
 use crate::progress::progress;
 use crate::schema::{CLIENTS_INSIDE, Clock, Run};
@@ -158,22 +158,6 @@ impl Host {
         }
     }
 
-    /// Switches exact time stamps of arrivals on the RT NIC on or off. A real monitor always takes exact stamps.
-    pub fn stamp_arrivals(&mut self, on: bool) -> Result<(), MeasureError> {
-        match &mut self.kind {
-            HostKind::Lab(lab) => Ok(lab.stamp_arrivals(on)?),
-            HostKind::Real(_) => Ok(()),
-        }
-    }
-
-    /// See `Lab::release_every`. A real wire has no such steps.
-    fn release_every(&self, us: Option<u32>) -> Result<(), MeasureError> {
-        match &self.kind {
-            HostKind::Lab(lab) => Ok(lab.release_every(us)?),
-            HostKind::Real(_) => Ok(()),
-        }
-    }
-
     /// Frames that a real host's monitor has missed so far.
     pub fn missed(&self) -> u64 {
         self.target().map_or(0, Target::missed)
@@ -289,34 +273,28 @@ impl Host {
         }
     }
 
-    /// Sends sockperf's requests from this process's namespace, paced by the host's clock, which is read from these
-    /// captures. Checks meanwhile that the host lives.
-    pub fn requests(&mut self, config: ClientConfig, captures: &[PathBuf], name: &str) -> Result<(), MeasureError> {
+    /// Sends sockperf's requests from the clients' side. Checks meanwhile that the host lives.
+    pub fn requests(&mut self, config: ClientConfig, name: &str) -> Result<(), MeasureError> {
         if self.has_client_cpu {
             return Order::Requests(config).run(self.lab()?, &mut |line| progress(format_args!("{name}: {line}")));
         }
         let mut peer = client::sockperf(&config)?;
-        self.requests_to(&mut peer, config, captures, name)
+        self.requests_to(&mut peer, &config, name)
     }
 
     /// As [`Host::requests`], to another server.
     pub(crate) fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
-        mut config: ClientConfig,
-        captures: &[PathBuf],
+        config: &ClientConfig,
         name: &str,
     ) -> Result<(), MeasureError> {
         if self.has_client_cpu {
             return Err(LabError::Machine("this server needs --clients outside".to_owned()).into());
         }
-        if self.clock == Clock::Virtual {
-            config.captures = captures.to_vec();
-            config.scale = 5.0;
-        }
         let mut failure = None;
         let mut told = Instant::now();
-        let outcome = client::run_with(&config, peer, |at| {
+        let outcome = client::run_with(config, peer, |at| {
             if let Err(error) = self.alive() {
                 failure = Some(error);
                 return ControlFlow::Break(());
@@ -333,16 +311,9 @@ impl Host {
         }
     }
 
-    /// Sends datagrams at a steady rate from the clients' side, paced by the host's clock. Checks meanwhile that the
-    /// host lives.
+    /// Sends datagrams at a steady rate from the clients' side. Checks meanwhile that the host lives.
     pub fn paced(&mut self, load: &Paced) -> Result<(), MeasureError> {
         self.paced_while(load, None, &mut || ControlFlow::Continue(()))
-    }
-
-    /// The pace at which the emulator releases the datagrams of this load at the RT NIC. `None` if clients send them at
-    /// their times: on a real clock, or from inside the emulated machine.
-    pub(crate) fn pace(&self, load: &Paced) -> Option<Pace> {
-        (self.clock == Clock::Virtual && !self.has_client_cpu).then(|| Pace::of(load.rate))
     }
 
     /// As [`Self::paced`], until `go_on` returns `Break`. It is called several times per second of real time. Clients
@@ -357,24 +328,9 @@ impl Host {
         if self.has_client_cpu {
             return Order::Paced { load: load.clone(), length }.run_while(self.lab()?, &mut |_| {}, go_on);
         }
-        let pace = self.pace(load);
-        self.release_every(pace.map(|pace| pace.every_us))?;
-        let nic = pace.map(|_| self.capture("rt"));
-        let sent = self.send_paced(load, nic.as_deref(), go_on);
-        self.release_every(None)?;
-        sent
-    }
-
-    /// `nic` is the capture of an emulated host's NIC, whose releases set the pace.
-    fn send_paced(
-        &mut self,
-        load: &Paced,
-        nic: Option<&Path>,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<(), MeasureError> {
         let mut failure = None;
         let mut looked = Instant::now();
-        let each = |_| {
+        load.send(|_| {
             if looked.elapsed() < Duration::from_millis(200) {
                 return ControlFlow::Continue(());
             }
@@ -386,11 +342,7 @@ impl Host {
                     ControlFlow::Break(())
                 }
             }
-        };
-        match nic {
-            Some(nic) => load.send_by_releases(nic, each),
-            None => load.send(each),
-        }?;
+        })?;
         failure.map_or(Ok(()), Err)
     }
 
@@ -411,7 +363,7 @@ impl Host {
         }
     }
 
-    /// CPU time used by everything except the lab's own spinner, and the host's uptime.
+    /// CPU time of the host and its users, and the host's uptime.
     pub fn cpu_time(&mut self) -> Result<CpuTime, MeasureError> {
         let text = self.ask(&cpu::read(self.cpus))?;
         CpuTime::parse(&text).ok_or(MeasureError::Accounting(text))

@@ -214,10 +214,8 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
     let reader = Reader::start(&isolate::enter()?.join("instructions"), cpus, Names::new(sources))?;
     let capture = host.capture("rt");
     let from = size(&capture);
-    let captures = [capture.clone(), host.capture("bulk")];
     let requests = WARM_UP + plan.requests;
-    let load =
-        workload::Load { requests, seed: plan.seed, captures: &captures, dir: &host.dir.clone(), name: &case.name };
+    let load = workload::Load { requests, seed: plan.seed, dir: &host.dir.clone(), name: &case.name };
     let client = plan.program.workload().ready(host, plan.seed)?;
     let begun = host.lab()?.log_instructions(Some(reader.path()));
     let sent = begun.map_err(MeasureError::from).and_then(|()| plan.program.send(client, host, &load));

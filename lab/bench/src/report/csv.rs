@@ -4,7 +4,7 @@ use super::rows;
 use crate::schema::{Clock, Distribution, MethodResult, Metric, PaperRow, Report, Value};
 
 /// The first columns. Units are in the names; an empty cell was not measured.
-const FIRST: [&str; 30] = [
+const FIRST: [&str; 29] = [
     "experiment",
     "method",
     "label",
@@ -17,7 +17,6 @@ const FIRST: [&str; 30] = [
     "count",
     "lost",
     "open_at_end",
-    "batched",
     "duplicates",
     "warmup",
     "duration_s",
@@ -99,8 +98,7 @@ fn ours(result: &MethodResult, seed: u64) -> Vec<String> {
         result.cpus.to_string(),
         result.load.name().to_owned(),
     ];
-    let counts =
-        [seed, wire.requests, result.count, result.lost, wire.open_at_end, wire.batched, wire.duplicates, wire.warmup];
+    let counts = [seed, wire.requests, result.count, result.lost, wire.open_at_end, wire.duplicates, wire.warmup];
     cells.extend(counts.map(|count| count.to_string()));
     cells.push(result.duration_s.to_string());
     cells.extend(latency(result.latency_us.as_ref()));

@@ -438,7 +438,6 @@ fn conditions(drawn: &[Drawn<'_>]) -> Markup {
         count("counted", |of| of.wire.counted),
         count("lost", |of| of.wire.lost),
         count("open at end", |of| of.wire.open_at_end),
-        count("batched", |of| of.wire.batched),
         count("duplicates", |of| of.wire.duplicates),
         count("warm-up", |of| of.wire.warmup),
     ];
@@ -446,7 +445,6 @@ fn conditions(drawn: &[Drawn<'_>]) -> Markup {
         gap("gap min, ms", |of| of.min),
         gap("gap mean, ms", |of| of.mean),
         gap("gap max, ms", |of| of.max),
-        field("arrival grid, µs", drawn, |of| of.result.arrival_quantum_us.map(number::us)),
         field("p99, 95 % interval, µs", drawn, |of| of.result.latency_us.map(interval)),
         field("beyond p99.9", drawn, |of| beyond(of.result)),
         field("max at, s", drawn, |of| of.result.latency_us?.max_at_s.map(number::significant)),
@@ -481,11 +479,6 @@ fn definitions() -> Markup {
             dt { "Gbit/s" }
             dd { "TCP payload that the bulk VMs acknowledged between the first and the last RT request; 10⁹ bit." }
             dt { "CPU" } dd { "Busy share of all of the host's CPUs." }
-            dt { "Batched" }
-            dd {
-                "The emulator released it in the same instant as a request before it, so it is not a measurement of "
-                "its own."
-            }
         }
     }
 }

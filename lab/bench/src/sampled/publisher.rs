@@ -1,15 +1,11 @@
 //! The publisher: sends one frame per period, never two at once.
 //!
-//! In: the number of frames. Out: frames on the wire. On a real host, and on the clients' CPU of an emulated one, the
-//! publisher keeps the period by its own clock. Outside an emulated host on the virtual clock, the emulator releases
-//! the packets that wait at the RT NIC once per period. There the publisher provides the next frame as soon as the last
-//! one is in the capture, so that each release has one frame. If the publisher is late, a period passes without a
-//! frame: a gap, never a burst. The capture shows the actual gaps.
+//! In: the number of frames. Out: frames on the wire. The publisher keeps the period by its own clock. If it is late, a
+//! period passes without a frame: a gap, never a burst. The capture shows the actual gaps.
 
 use std::mem::size_of;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,12 +13,8 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
 
-use super::frame::{self, FrameDirection, PERIOD_NS};
+use super::frame::{self, PERIOD_NS};
 use crate::client::ClientError;
-use crate::pcap::Tail;
-
-/// Real time within which a sent frame must be released.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A raw socket on the RT network.
 #[derive(Debug)]
@@ -73,9 +65,8 @@ impl Publisher {
         let _ = send(&self.socket, &frame::write(number), SendFlags::empty());
     }
 
-    /// Publishes `frames` frames by this process's clock, which is that of the host under test: a real one's, or the
-    /// emulated machine's. `go_on` gets the number of frames so far, and may end the run by an error.
-    pub(crate) fn by_clock<E>(&self, frames: u64, mut go_on: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+    /// Publishes `frames` frames. `go_on` gets the number of frames so far, and may end the run by an error.
+    pub(crate) fn run<E>(&self, frames: u64, mut go_on: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
         let (start, mut due_ns) = (Instant::now(), 0);
         for number in 0..frames {
             self.publish(number);
@@ -85,62 +76,12 @@ impl Publisher {
         }
         Ok(())
     }
-
-    /// As [`Self::by_clock`], for an emulated host that releases arriving packets once per period of its virtual clock.
-    /// `capture` is its RT NIC's.
-    pub(crate) fn by_releases<E: From<ClientError>>(
-        &self,
-        frames: u64,
-        capture: &Path,
-        mut go_on: impl FnMut(u64) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut wire = Wire::at_end(capture)?;
-        for number in 0..frames {
-            self.publish(number);
-            let sent = Instant::now();
-            while !wire.has(number)? {
-                go_on(number)?;
-                if sent.elapsed() > LIMIT {
-                    let seconds = LIMIT.as_secs();
-                    let said = format!("the publisher: frame {number} was not released within {seconds} s");
-                    return Err(ClientError::Told(said).into());
-                }
-                thread::sleep(Duration::from_micros(100));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The next time for a frame, ns since the start: a whole number of periods after `due`, and after `now`. A publisher
 /// that was late leaves a gap.
 fn following(due: u64, now: u64) -> u64 {
     due + PERIOD_NS * (now.saturating_sub(due) / PERIOD_NS + 1)
-}
-
-/// The growing capture of the RT NIC.
-struct Wire {
-    tail: Tail,
-    latest: Option<u64>,
-}
-
-impl Wire {
-    fn at_end(capture: &Path) -> Result<Self, ClientError> {
-        let mut tail = Tail::open(capture)?;
-        tail.read_new(|_| {})?;
-        Ok(Self { tail, latest: None })
-    }
-
-    /// Whether frame `number` has been released.
-    fn has(&mut self, number: u64) -> Result<bool, ClientError> {
-        let latest = &mut self.latest;
-        self.tail.read_new(|record| {
-            if let Some(Ok((FrameDirection::Published, number))) = frame::read(record.data) {
-                *latest = Some(number);
-            }
-        })?;
-        Ok(*latest >= Some(number))
-    }
 }
 
 #[cfg(test)]
@@ -169,14 +110,14 @@ mod tests {
         let begun = Instant::now();
         let mut told = Vec::new();
         publisher
-            .by_clock(5, |frames| {
+            .run(5, |frames| {
                 told.push(frames);
                 Ok::<(), ClientError>(())
             })
             .unwrap();
         assert_eq!(told, [1, 2, 3, 4, 5]);
         assert!(begun.elapsed() >= Duration::from_nanos(4 * PERIOD_NS));
-        assert_eq!(publisher.by_clock(5, |frames| if frames < 3 { Ok(()) } else { Err(frames) }), Err(3));
+        assert_eq!(publisher.run(5, |frames| if frames < 3 { Ok(()) } else { Err(frames) }), Err(3));
         assert!(Publisher::open("no-such-nic").is_err());
     }
 }

@@ -20,7 +20,7 @@ pub use self::result::{Distribution, HistogramBin, MethodResult};
 pub use self::run::Run;
 
 /// The version that this code writes and reads.
-pub const SCHEMA_VERSION: u32 = 12;
+pub const SCHEMA_VERSION: u32 = 13;
 
 /// Why a report could not be read or written.
 #[derive(Debug, thiserror::Error)]

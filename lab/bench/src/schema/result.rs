@@ -42,8 +42,6 @@ pub struct MethodResult {
     pub latency_us: Option<Distribution>,
     /// Times from a reply to the next request, as the wire saw them.
     pub interval_us: Option<Distribution>,
-    /// The period on which requests arrived, where the emulator released them at fixed times.
-    pub arrival_quantum_us: Option<f64>,
     /// TCP payload that the bulk tenants received, Gbit/s; `null` where it was not measured.
     pub bulk_gbps: Option<f64>,
     /// The same by tenant.

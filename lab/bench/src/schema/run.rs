@@ -81,7 +81,6 @@ impl MethodResult {
             duration_s: wire.span_ns.map_or(0.0, |(first, last)| (last - first) as f64 / 1e9),
             latency_us: summary.map(|summary| Distribution { max_at_s, ..Distribution::from(&summary) }),
             interval_us: Summary::of(&wire.intervals_ns).map(|summary| Distribution::from(&summary)),
-            arrival_quantum_us: wire.arrival_quantum_ns.map(|ns| us(ns as f64)),
             bulk_gbps: run.bulk.and_then(BulkAnalysis::gbps),
             bulk: run.bulk.map_or_else(Vec::new, |bulk| bulk.receivers.clone()),
             cpu_share: run.cpu_share.filter(|share| share.is_finite()),
@@ -131,12 +130,6 @@ fn capture_notes(run: &Run<'_>) -> Vec<String> {
     }
     if counts.lost > 0 {
         notes.push(format!("{} requests were never answered; no response time stands for them", counts.lost));
-    }
-    if let Some(quantum) = run.wire.arrival_quantum_ns {
-        notes.push(format!(
-            "requests arrived on a grid of {} us (the emulator releases packets at fixed times)",
-            quantum / 1_000
-        ));
     }
     notes
 }

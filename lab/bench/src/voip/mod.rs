@@ -6,26 +6,19 @@
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use self::sipp::{CallProgress, Calls};
 use crate::client_side::Order;
-use crate::clock::{Clock as _, RealClock, VirtualClock};
 use crate::error::MeasureError;
 use crate::host::{Host, size};
 use crate::progress::progress;
-use crate::schema::Clock;
 
 pub mod sipp;
 pub mod wire;
 
 /// Messages of a call that the proxy forwards: INVITE, 180, 200, ACK, BYE, 200.
 const MESSAGES: u64 = 6;
-/// Real time for learning the virtual clock before the first call from outside.
-const LEARN: Duration = Duration::from_secs(1);
-/// Initial estimate of real seconds per second of the virtual clock.
-const SCALE: f64 = 5.0;
 /// Limit of the real time without a packet of a call.
 const SILENCE: Duration = Duration::from_secs(300);
 
@@ -45,19 +38,12 @@ pub fn wait_for_proxy(host: &mut Host, proxy: SocketAddr) -> Result<(), MeasureE
     sipp::wait_for(proxy, || host.alive())
 }
 
-/// Makes all calls by the host's clock, and returns after the last one. Callers outside write SIPp's files to `dir`,
-/// and read the virtual clock from the captures, of which the RT NIC's is the first.
+/// Makes all calls, and returns after the last one. Callers outside write SIPp's files to `dir`.
 ///
 /// # Errors
 /// SIPp is missing or fails; no packet passes for `SILENCE`; the host has ended.
-pub fn make_calls(
-    host: &mut Host,
-    calls: &Calls,
-    captures: &[PathBuf],
-    dir: &Path,
-    name: &str,
-) -> Result<(), MeasureError> {
-    let mut growth = Growth::of(captures);
+pub fn make_calls(host: &mut Host, calls: &Calls, dir: &Path, name: &str) -> Result<(), MeasureError> {
+    let mut growth = Growth::of(host.capture("rt"));
     let silent = || {
         let said = format!("no packet of a call for {} s", SILENCE.as_secs());
         Err(MeasureError::Program { program: "sipp".to_owned(), said })
@@ -72,9 +58,8 @@ pub fn make_calls(
         Order::Calls(calls.clone()).run_while(host.lab()?, &mut tell, &mut go_on)?;
         return if hangs { silent() } else { Ok(()) };
     }
-    let is_virtual = host.clock == Clock::Virtual;
     let mut told = Instant::now();
-    let go_on = |made: &CallProgress| {
+    calls.make(dir, |made: &CallProgress| {
         host.alive()?;
         if growth.is_silent() {
             return silent();
@@ -84,41 +69,25 @@ pub fn make_calls(
             progress(format_args!("{name}: {made}"));
         }
         Ok(())
-    };
-    if is_virtual {
-        calls.make(&mut learned(captures)?, dir, go_on)
-    } else {
-        calls.make(&mut RealClock::default(), dir, go_on)
-    }
-}
-
-/// A virtual clock of which enough has been seen.
-fn learned(captures: &[PathBuf]) -> Result<VirtualClock, MeasureError> {
-    let mut clock = VirtualClock::open(captures, SCALE)?;
-    let start = Instant::now();
-    while start.elapsed() < LEARN {
-        clock.now_ns()?;
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(clock)
+    })
 }
 
 /// The growth of the RT NIC's capture.
-struct Growth<'a> {
-    capture: Option<&'a PathBuf>,
+struct Growth {
+    capture: PathBuf,
     bytes: u64,
     /// Real time at which it last grew.
     at: Instant,
 }
 
-impl<'a> Growth<'a> {
-    fn of(captures: &'a [PathBuf]) -> Self {
-        Self { capture: captures.first(), bytes: 0, at: Instant::now() }
+impl Growth {
+    fn of(capture: PathBuf) -> Self {
+        Self { capture, bytes: 0, at: Instant::now() }
     }
 
     /// Whether the capture has not grown for [`SILENCE`].
     fn is_silent(&mut self) -> bool {
-        let bytes = self.capture.map_or(0, |path| size(path));
+        let bytes = size(&self.capture);
         if bytes > self.bytes {
             (self.bytes, self.at) = (bytes, Instant::now());
         }

@@ -21,12 +21,9 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{ClientError, Peer, ReplyOutcome, connected};
-use crate::clock::Clock;
 
 /// Calls per second of the host's time (IV-G 1): 100 to 1,000 forwarded messages.
 const RATES: std::ops::RangeInclusive<f64> = 17.0..=167.0;
-/// SIP's T1 of the host's time, s (RFC 3261, 17.1.1.1).
-const T1: f64 = 0.5;
 /// Ports of the caller and the called party.
 const CALLER: u16 = 5_080;
 const CALLED: u16 = 5_070;
@@ -133,45 +130,39 @@ pub struct CallProgress {
     pub made: u64,
     /// Number of calls to make.
     pub count: u64,
-    /// Real seconds per second of the host's time, at present.
-    pub scale: f64,
 }
 
 impl fmt::Display for CallProgress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} calls of {} are made", self.made, self.count)?;
-        if (self.scale - 1.0).abs() > 0.005 { write!(out, " (a second takes {:.1} s)", self.scale) } else { Ok(()) }
+        write!(out, "{} calls of {} are made", self.made, self.count)
     }
 }
 
 impl Calls {
-    /// Makes all calls by this clock of the host under test, and returns after the last one. SIPp's scenarios and logs
-    /// are written to `dir`. `go_on` is called at least every 20 ms.
+    /// Makes all calls, and returns after the last one. SIPp's scenarios and logs are written to `dir`. `go_on` is
+    /// called at least every 20 ms.
     ///
     /// # Errors
     /// SIPp is missing or fails; what `go_on` returns.
     pub fn make<E: From<ClientError>>(
         &self,
-        clock: &mut dyn Clock,
         dir: &Path,
         mut go_on: impl FnMut(&CallProgress) -> Result<(), E>,
     ) -> Result<(), E> {
-        let t1_ms = (T1 * clock.scale() * 1e3).max(1.0) as u64;
-        let mut parties = Parties::start(self, t1_ms, dir)?;
+        let mut parties = Parties::start(self, dir)?;
         let mut gaps = gaps(self.seed);
-        let mut due_ns = clock.now_ns().map_err(ClientError::from)?;
+        let mut due = Instant::now();
         let mut made = 0;
         while !parties.have_ended()? {
-            let now_ns = clock.now_ns().map_err(ClientError::from)?;
+            let now = Instant::now();
             // Counted from the due time, not from the actual time: a delay here does not reduce the rate.
-            while made < self.count && now_ns >= due_ns {
+            while made < self.count && now >= due {
                 parties.call(made)?;
                 made += 1;
-                due_ns += gaps.next().unwrap_or_default();
+                due += Duration::from_nanos(gaps.next().unwrap_or_default());
             }
-            let scale = clock.scale();
-            go_on(&CallProgress { made, count: self.count, scale })?;
-            let left = Duration::from_nanos((due_ns.saturating_sub(now_ns) as f64 * scale) as u64);
+            go_on(&CallProgress { made, count: self.count })?;
+            let left = due.saturating_duration_since(now);
             std::thread::sleep(left.clamp(Duration::from_millis(1), Duration::from_millis(20)));
         }
         Ok(())
@@ -198,14 +189,9 @@ fn own_scenario(name: &str) -> Result<String, ClientError> {
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-/// Writes a scenario of SIPp with a change and with this T1 to `dir`. Returns its path.
-fn write_scenario(
-    dir: &Path,
-    name: &str,
-    t1_ms: u64,
-    change: fn(&str) -> Option<String>,
-) -> Result<String, ClientError> {
-    let text = change(&own_scenario(name)?).and_then(|text| with_t1(&text, t1_ms)).ok_or_else(|| {
+/// Writes a scenario of SIPp with a change to `dir`. Returns its path.
+fn write_scenario(dir: &Path, name: &str, change: fn(&str) -> Option<String>) -> Result<String, ClientError> {
+    let text = change(&own_scenario(name)?).ok_or_else(|| {
         failed(format!("its scenario {name} is not that of SIPp 3.6 or 3.7: install Debian's sip-tester"))
     })?;
     let path = dir.join(format!("sipp-{name}.xml"));
@@ -217,12 +203,6 @@ fn write_scenario(
 fn when_told(scenario: &str) -> Option<String> {
     let (before, rest) = scenario.split_at_checked(scenario.find("<send")?)?;
     Some(format!("{before}<recvCmd/>\n\n  {rest}"))
-}
-
-/// The scenario with another T1, ms.
-fn with_t1(scenario: &str, t1_ms: u64) -> Option<String> {
-    let own = "retrans=\"500\"";
-    scenario.contains(own).then(|| scenario.replace(own, &format!("retrans=\"{t1_ms}\"")))
 }
 
 fn failed(said: String) -> ClientError {
@@ -243,10 +223,10 @@ struct Parties {
 
 impl Parties {
     /// Starts both, for calls from the own address towards the proxy to the same address. The calls do not begin yet.
-    fn start(calls: &Calls, t1_ms: u64, dir: &Path) -> Result<Self, ClientError> {
+    fn start(calls: &Calls, dir: &Path) -> Result<Self, ClientError> {
         let own = connected(calls.proxy)?.local_addr().map_err(|error| failed(error.to_string()))?.ip().to_string();
-        let uac = write_scenario(dir, "uac", t1_ms, when_told)?;
-        let uas = write_scenario(dir, "uas", t1_ms, |text| Some(text.to_owned()))?;
+        let uac = write_scenario(dir, "uac", when_told)?;
+        let uas = write_scenario(dir, "uas", |text| Some(text.to_owned()))?;
         let called = ["-sf", &uas, "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
         let called = Sipp::start(&called, &dir.join("sipp-called.log"))?;
         let caller = [
@@ -380,14 +360,13 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_scenario_waits_for_a_command_and_t1_is_ours() {
+    fn the_callers_scenario_waits_for_a_command() {
         let stock = "<scenario name=\"a\">\n  <send retrans=\"500\">INVITE</send>\n  <send retrans=\"500\">BYE</send>";
-        let changed = with_t1(&when_told(stock).unwrap(), 4_000).unwrap();
         assert_eq!(
-            changed,
-            "<scenario name=\"a\">\n  <recvCmd/>\n\n  <send retrans=\"4000\">INVITE</send>\n  <send \
-             retrans=\"4000\">BYE</send>"
+            when_told(stock).unwrap(),
+            "<scenario name=\"a\">\n  <recvCmd/>\n\n  <send retrans=\"500\">INVITE</send>\n  <send \
+             retrans=\"500\">BYE</send>"
         );
-        assert_eq!((when_told("no scenario"), with_t1("no scenario", 1)), (None, None));
+        assert_eq!(when_told("no scenario"), None);
     }
 }

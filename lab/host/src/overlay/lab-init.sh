@@ -15,12 +15,6 @@ case $cmdline in *ontime.clients=*)
     clients=${clients%% *}
     ;;
 esac
-case $cmdline in *ontime.spin*)
-    for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
-        taskset -c "${cpu##*cpu}" chrt --idle 0 /usr/local/sbin/lab-spin &
-    done
-    ;;
-esac
 modprobe -a e1000e virtio_net virtio_console kvm_amd tun vhost_net bridge macvtap 9pnet_virtio 9p 2> /dev/null
 hostname lab
 ip link set lo up

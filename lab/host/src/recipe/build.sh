@@ -96,17 +96,15 @@ disk() { # ROOT IMAGE SIZE
 
 packages_of() { sed -e 's/#.*//' "$recipe/$1.packages" | xargs | tr ' ' ,; }
 
-step "1/4 user lands: the emulator's (Debian 12's QEMU, the one the lab's clock was checked on), the host's (Debian 13 with QEMU from backports and libvirt), the guests'"
+step "1/4 user lands: the host's (Debian 13 with QEMU from backports and libvirt), the guests'"
 # At once: each waits for the network and the disk half of its time.
 jobs=
 # Jobs of a script ignore the terminal's interrupt: what they run is ended from here.
 stop() { for job in $jobs; do pkill -KILL -P "$job" || true; done; }
 trap stop EXIT
 trap 'exit 130' INT TERM
-bootstrap bookworm "$out/tools" qemu-system-x86,qemu-utils "$(src bookworm)" &
-jobs=$!
 bootstrap trixie "$work/host" "$(packages_of host)" "$(src trixie)" "$(src trixie-backports)" &
-jobs="$jobs $!"
+jobs=$!
 bootstrap trixie "$work/guest" "$(packages_of guest)" "$(src trixie)" &
 jobs="$jobs $!"
 for job in $jobs; do wait "$job"; done
@@ -125,8 +123,6 @@ for label in 7.2-rt 7.2 6.12-rt; do initrd "$label" "$work/host" virtio_pci virt
 initrd guest "$work/guest" virtio_pci virtio_blk ext4
 
 step "4/4 disks"
-cc -O2 -static -nostdlib -Wl,-e,_start -o "$work/host/usr/local/sbin/lab-spin" "$recipe/spin.c"
-cc -O2 -Wall -Wextra -shared -fPIC -o "$out/emulator-fix.so" "$recipe/emulator-fix.c"
 install -m 755 "$recipe/guest-init.sh" "$work/guest/sbin/lab-guest-init"
 install -m 644 "$recipe/kamailio.cfg" "$work/guest/etc/kamailio/lab.cfg"
 mkdir -p "$work/host/lab" "$work/host/boot"

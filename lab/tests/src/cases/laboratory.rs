@@ -15,8 +15,8 @@ use rustix::process::{Pid, Signal};
 use crate::emulated::{HOST, Host};
 use crate::outside::Outside;
 
-/// Without clients the emulated host's `sleep` would end at once.
-const WAITS: Host = Host { clients: Clients::Outside, ..HOST };
+/// A command that does not end. On the virtual clock a `sleep` would: the clock jumps while the host is idle.
+const ENDLESS: &str = "while :; do :; done";
 /// Real seconds in which a lab boots, on a machine that has other work.
 const BOOT: u64 = 600;
 /// Real seconds in which the kernel ends the processes of a lab.
@@ -24,7 +24,7 @@ const END: u64 = 120;
 
 pub(crate) fn status_and_files_come_back(test: &Outside) -> Result<()> {
     let command = "uname -v | grep -q PREEMPT_RT && echo kept > /lab/kept; exit 7";
-    test.run(&mut test.lab_run(&WAITS, Some(test.dir()), &["sh", "-c", command]))?.expect(7)?;
+    test.run(&mut test.lab_run(&HOST, Some(test.dir()), &["sh", "-c", command]))?.expect(7)?;
     let kept = fs::read_to_string(test.files()?.join("kept")).context("the file of the command")?;
     ensure!(kept == "kept\n", "the file has: {kept}");
     let console = fs::metadata(test.dir().join("console.log")).context("the console's log")?;
@@ -68,7 +68,7 @@ pub(crate) fn an_interrupted_lab_leaves_nothing(test: &Outside) -> Result<()> {
 
 pub(crate) fn a_panic_is_reported(test: &Outside) -> Result<()> {
     let command = ["sh", "-c", "echo c > /proc/sysrq-trigger"];
-    test.run(&mut test.lab_run(&WAITS, Some(test.dir()), &command))?.expect(125)?;
+    test.run(&mut test.lab_run(&HOST, Some(test.dir()), &command))?.expect(125)?;
     let console = fs::read(test.dir().join("console.log")).context("the console's log")?;
     ensure!(String::from_utf8_lossy(&console).contains("Kernel panic"), "the console's log has no panic");
     Ok(())
@@ -76,13 +76,13 @@ pub(crate) fn a_panic_is_reported(test: &Outside) -> Result<()> {
 
 pub(crate) fn a_timeout_is_reported(test: &Outside) -> Result<()> {
     let labs = test.directory("labs")?;
-    let host = Host { timeout: 3, ..WAITS };
-    test.run(test.lab_run(&host, None, &["sleep", "600"]).env("TMPDIR", &labs))?.expect(124)?;
+    let host = Host { timeout: 3, ..HOST };
+    test.run(test.lab_run(&host, None, &["sh", "-c", ENDLESS]).env("TMPDIR", &labs))?.expect(124)?;
     nothing_is_left(&labs)
 }
 
 pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
-    let host = Host { clock: Clock::Real, cpus: Some(2), ..WAITS };
+    let host = Host { clock: Clock::Real, cpus: Some(2), clients: Clients::Outside, ..HOST };
     let said = test.run(&mut test.lab_run(&host, Some(test.dir()), &["nproc"]))?.expect(0)?;
     ensure!(said.lines().any(|line| line == "2"), "nproc printed: {said}");
     Ok(())
@@ -90,13 +90,13 @@ pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
 
 /// Seen from outside, a stopped emulator looks like a host that hangs.
 pub(crate) fn a_hang_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, &Host { silence: 120, ..WAITS }, Signal::STOP)?;
+    let said = lab_with(test, &Host { silence: 120, ..HOST }, Signal::STOP)?;
     ensure!(said.contains("hangs: no sign of life for 120 s"), "it does not say that the host hangs: {said}");
     Ok(())
 }
 
 pub(crate) fn a_killed_emulator_is_reported(test: &Outside) -> Result<()> {
-    let said = lab_with(test, &WAITS, Signal::KILL)?;
+    let said = lab_with(test, &HOST, Signal::KILL)?;
     ensure!(said.contains("the emulator ended (signal: 9"), "it does not say that the emulator was killed: {said}");
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(crate) fn a_killed_emulator_is_reported(test: &Outside) -> Result<()> {
 /// Sends a signal to the emulator of a lab of this host, whose command runs, and returns what the lab says. Before
 /// that, a second lab cannot have the directory of the first.
 fn lab_with(test: &Outside, host: &Host, signal: Signal) -> Result<String> {
-    let lab = test.start(&mut test.lab_run(host, Some(test.dir()), &["sh", "-c", "touch up; sleep 600"]))?;
+    let lab = test.start(&mut test.lab_run(host, Some(test.dir()), &["sh", "-c", &format!("touch up; {ENDLESS}")]))?;
     let up = test.files()?.join("up");
     test.until(BOOT, "the command has started", || Ok(up.exists()))?;
     let second = test.run(&mut test.lab_run(host, Some(test.dir()), &["true"]))?.expect(64)?;
@@ -127,14 +127,14 @@ pub(crate) fn a_full_disk_is_reported(test: &Outside) -> Result<()> {
 
 /// Without room the emulator would cut the captures short, and stop the host.
 pub(crate) fn a_disk_that_fills_up_is_reported(test: &Outside) -> Result<()> {
-    on_a_disk_of(test, "100M", "cat /dev/zero > /lab/full; sleep 600")
+    on_a_disk_of(test, "100M", &format!("cat /dev/zero > /lab/full; {ENDLESS}"))
 }
 
 /// Runs a shell command in a lab whose directory is on a disk of this size. The disk must become full, and the lab must
 /// say so and leave nothing.
 fn on_a_disk_of(test: &Outside, size: &str, command: &str) -> Result<()> {
     let labs = test.directory("labs")?;
-    let lab = test.lab_run(&WAITS, None, &["sh", "-c", command]);
+    let lab = test.lab_run(&HOST, None, &["sh", "-c", command]);
     // The disk is gone with the mount namespace.
     let script = format!("mount -t tmpfs -o size={size} tmpfs $TMPDIR && \"$@\"; said=$?; ls $TMPDIR; exit $said");
     let mut there = Command::new("unshare");
@@ -152,7 +152,7 @@ pub(crate) fn an_interrupted_build_leaves_no_process(test: &Outside) -> Result<(
     let cache = test.directory("cache")?;
     let lab = test.start(test.lab(&["images"]).env("ONTIME_LAB_CACHE", &cache))?;
     let unpacks = || -> Result<bool> {
-        let builds: Result<Vec<_>> = entries(&cache)?.iter().map(|dir| processes(&dir.join("tools.tar"))).collect();
+        let builds: Result<Vec<_>> = entries(&cache)?.iter().map(|dir| processes(&dir.join("work/host.tar"))).collect();
         Ok(!builds?.concat().is_empty())
     };
     test.until(END, "the build makes a user land", unpacks)?;
@@ -166,7 +166,8 @@ pub(crate) fn an_interrupted_build_leaves_no_process(test: &Outside) -> Result<(
 /// `agent.sock` while it boots, `files/up` when its command runs.
 fn signalled(test: &Outside, labs: &Path, signal: Signal, made: &str) -> Result<i32> {
     let before = entries(labs)?;
-    let lab = test.start(test.lab_run(&WAITS, None, &["sh", "-c", "touch up; sleep 600"]).env("TMPDIR", labs))?;
+    let lab =
+        test.start(test.lab_run(&HOST, None, &["sh", "-c", &format!("touch up; {ENDLESS}")]).env("TMPDIR", labs))?;
     let is_up = || Ok(entries(labs)?.iter().any(|dir| !before.contains(dir) && dir.join(made).exists()));
     test.until(BOOT, "the lab boots", is_up)?;
     thread::sleep(Duration::from_secs(3));

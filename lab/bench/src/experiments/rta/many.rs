@@ -10,7 +10,6 @@
 use std::process::ExitCode;
 
 use ontime_cli::{OK, WARNING};
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 
 use super::guests::{self, Guests, Log, Order, Releases, Reservations};
@@ -264,10 +263,8 @@ fn execute(args: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if all.iter().all(|of| of.missed == 0) { OK } else { WARNING }));
     }
     let plan = ManyPlan { methods, groups: groups(&figures), seconds: args.seconds };
-    let mut found = args
-        .emulated
-        .with_clients(Clients::None)?
-        .measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
+    let mut found =
+        args.emulated.without_clients().measure(true, |site, images| measure(&plan, &plan.prepare(site), images))?;
     compare_with_floor(&mut found.results);
     ontime_cli::print(report::fitted(&simulated) + "\n")?;
     let notes = vec![format!(

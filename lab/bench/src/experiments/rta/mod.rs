@@ -20,7 +20,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use ontime_figures::number;
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 use ontime_sched::ext;
 use rand::{RngExt, SeedableRng};
@@ -447,8 +446,7 @@ fn execute(experiment: &'static str, args: &Common, arrivals: Arrivals, seed: u6
         groups.push((name, rtas));
     }
     let plan = RtaPlan { methods, groups, arrivals };
-    let found =
-        args.emulated.with_clients(Clients::None)?.measure(true, |site, images| measure(&plan, &site, images))?;
+    let found = args.emulated.without_clients().measure(true, |site, images| measure(&plan, &site, images))?;
     let mut notes = vec![format!(
         "slices are the paper's divided by {}, as the groups need two CPUs and the virtual clock has one; a job \
          computes for {} % of its slice; four threads of the host want the CPU all the time",

@@ -12,7 +12,6 @@
 
 use std::process::ExitCode;
 
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 
 use super::guests::{DECLARED_US, Guests};
@@ -192,8 +191,7 @@ struct Options {
 
 /// Measures the cost of a guest's requests for bandwidth.
 fn execute(args: &Options) -> anyhow::Result<ExitCode> {
-    let found =
-        args.emulated.with_clients(Clients::None)?.measure(true, |site, images| measure(args, &site, images))?;
+    let found = args.emulated.without_clients().measure(true, |site, images| measure(args, &site, images))?;
     let notes = vec!["one VM whose budget is in periods of 20 ms, method paced, nothing else on the host".to_owned()];
     Measured { experiment: "registration", seed: 0, found, notes }.report(&args.output)
 }

@@ -13,7 +13,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use ontime_cli::{OK, WARNING};
 use ontime_figures::number;
-use ontime_lab::Clients;
 use ontime_lab::images::Images;
 use ontime_plan::simulate::{Change, IdleReservation, Options, Outcome, TemporaryRta, simulate_stays};
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos};
@@ -344,10 +343,7 @@ fn execute(args: &Asked) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(if simulated.missed == 0 { OK } else { WARNING }));
     }
     let args = &Asked { methods, ..args.clone() };
-    let found = args
-        .emulated
-        .with_clients(Clients::None)?
-        .measure(true, |site, images| measure(args, &figures, &site, images))?;
+    let found = args.emulated.without_clients().measure(true, |site, images| measure(args, &figures, &site, images))?;
     let notes = vec![
         format!(
             "the emulated host: {}, four VMs with a vCPU each, {} s, slices the paper's divided by {}, so that they \
