@@ -217,8 +217,7 @@ mod tests {
 
     #[test]
     fn cost_is_busy_time_by_what_was_received() {
-        let (before, after) =
-            (CpuTime::parse("10.0 0 100 100 0").unwrap(), CpuTime::parse("20.0 2000000000 100 500 0").unwrap());
+        let [before, after] = ["10.0 100 100 0", "20.0 300 500 0"].map(|text| CpuTime::parse(text).unwrap());
         let address = IpAddr::from(CLIENT);
         let receiver = BulkReceiver { address, connections: 1, bytes: 1, gbps: 0.8, basis: BulkBasis::Acknowledged };
         let bulk = BulkAnalysis { receivers: vec![receiver], window_ns: 1, ..BulkAnalysis::default() };

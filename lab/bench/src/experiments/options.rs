@@ -498,7 +498,7 @@ mod tests {
         for (words, said) in [
             (vec!["--baseline".to_owned(), at("none")], "No such file"),
             (vec!["--baseline".to_owned(), at("text")], "docs/results/bench.schema.json"),
-            (vec!["--baseline".to_owned(), at("old")], "schema version 912"),
+            (vec!["--baseline".to_owned(), at("old")], "schema version 913"),
             (vec!["--tolerance".to_owned(), "3".to_owned()], "--baseline"),
             (vec!["--baseline".to_owned(), at("good"), "--tolerance=-3".to_owned()], "0 to 1000"),
         ] {

@@ -16,11 +16,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ontime_lab::Lab;
 use ontime_lab::clients::{self, Reading};
 use ontime_lab::images::Images;
 use ontime_lab::module::HOST;
 use ontime_lab::network::RT_TAP;
-use ontime_lab::{Lab, LabError};
 
 pub(crate) use self::cpu::CpuTime;
 use self::link::LinkLosses;
@@ -282,16 +282,13 @@ impl Host {
         self.requests_to(&mut peer, &config, name)
     }
 
-    /// As [`Host::requests`], to another server.
+    /// As [`Host::requests`], to another server, from clients outside.
     pub(crate) fn requests_to(
         &mut self,
         peer: &mut dyn Peer,
         config: &ClientConfig,
         name: &str,
     ) -> Result<(), MeasureError> {
-        if self.has_client_cpu {
-            return Err(LabError::Machine("this server needs --clients outside".to_owned()).into());
-        }
         let mut failure = None;
         let mut told = Instant::now();
         let outcome = client::run_with(config, peer, |at| {
