@@ -21,7 +21,8 @@ use crate::progress::progress;
 /// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
 /// Script for the command in its arguments, beside the shell command in `$0` at the clients' side.
-const BESIDE: &str = r#"lab-client sh -c "$0" < /dev/null & client=$!; "$@"; status=$?; kill $client; exit $status"#;
+const BESIDE: &str =
+    r#"lab-client sh -c "$0" < /dev/null & client=$!; "$@"; status=$?; kill $client 2> /dev/null; exit $status"#;
 /// Status of `ontime-lab run` if the emulated host itself failed.
 const LAB_FAILED: u8 = 125;
 

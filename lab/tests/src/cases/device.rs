@@ -18,7 +18,7 @@ use crate::inside::vm::Vm;
 
 /// The command of the clients' side, for both tests ([`client`]).
 pub(crate) const CLIENT: &str = "./ontime-lab-tests program a_device_process_is_capped client";
-/// While this file exists in `/lab`, clients outside ask the RT VM's server ([`client`]).
+/// While this file exists in `/lab`, clients ask the RT VM's server ([`client`]).
 const ASK: &str = "ask";
 /// How often they look for the file.
 const LOOK: Duration = Duration::from_millis(200);
@@ -110,10 +110,10 @@ pub(crate) fn share(arguments: &[String]) -> Result<()> {
     stop_asking()
 }
 
-/// Program for the clients' side outside, in the directory that is `/lab` inside. While the file `ask` is there, eight
-/// clients of the RT server send requests. Each sends its next request as soon as it has its answer, so the host always
-/// has work, however fast this machine is, and never more than eight packets. Where the file holds a number greater
-/// than 0, there is one client, which waits that many seconds between an answer and its next request.
+/// Program for the clients' side. While the file `ask` is there, eight clients of the RT server send requests. Each sends
+/// its next request as soon as it has its answer, so the host always has work, and never more than eight packets. Where
+/// the file holds a number greater than 0, there is one client, which waits that many seconds between an answer and its
+/// next request.
 pub(crate) fn client(_: &[String]) -> Result<()> {
     loop {
         sleep(LOOK);
@@ -175,7 +175,7 @@ fn start_rt(wake: &str) -> Result<Vm> {
     Ok(rt)
 }
 
-/// Lets the clients outside begin, with so many seconds between an answer and the next request.
+/// Lets the clients begin, with so many seconds between an answer and the next request.
 fn ask(gap: &str) -> Result<()> {
     // The clients find all of the file or none.
     write("/lab/asks", gap)?;

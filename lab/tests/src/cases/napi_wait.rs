@@ -1,4 +1,4 @@
-//! 6.12 with PREEMPT_RT, method partitioned, with a flood of small packets to bulk0 from outside: the time in which a
+//! 6.12 with PREEMPT_RT, method partitioned, with a flood of small packets to bulk0: the time in which a
 //! thread at FIFO 47 sends a datagram through rt0, by the weight of bulk0's NAPI. The thread waits for the poll under
 //! way, because both take the CPU's softirq lock. On the virtual clock: instructions of 4 ns each. No VM takes part.
 
@@ -20,7 +20,7 @@ use crate::inside::thread::{Place, set_own};
 const NAME: &str = "a_send_waits_for_short_polls_only";
 /// Datagrams of a measurement.
 const COUNT: u32 = 300;
-/// While `/lab` has this file, [`client`] sends. Outside it is in the client's directory.
+/// While `/lab` has this file, [`client`] sends.
 const FLOOD: &str = "flood";
 
 pub(crate) fn napi_wait() -> Result<()> {
@@ -30,7 +30,7 @@ pub(crate) fn napi_wait() -> Result<()> {
     configure("host.toml", "without = [\"napi-weight\"]\n[nic.rt0]\nclass = \"rt\"\n")?;
     let daemon = Daemon::start()?;
     within(40, "bulk0 is threaded", || Ok(read("/sys/class/net/bulk0/threaded")? == "1"))?;
-    run("ping -q -c 2 10.1.0.1").context("no answer outside")?;
+    run("ping -q -c 2 10.1.0.1").context("no answer of the clients' side")?;
     measure("no flood")?;
     let (flood, before) = (Path::new("/lab").join(FLOOD), received()?);
     write(&flood, "")?;

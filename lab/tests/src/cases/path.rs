@@ -83,6 +83,6 @@ fn cycles() -> Result<()> {
     fs::remove_file("/lab/ask").context("ending the requests")?;
     within(60, "the clients' side has ended its requests", || Ok(Path::new("/lab/asked").exists()))?;
     let said = read("/lab/ask.log")?;
-    ensure!(said.contains("dropped messages = 0"), "answers to the client outside were lost: {said}");
+    ensure!(said.contains("dropped messages = 0"), "answers to the client were lost: {said}");
     Ok(())
 }

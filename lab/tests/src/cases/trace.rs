@@ -293,7 +293,7 @@ pub(crate) fn client(_: &[String]) -> Result<()> {
     let (mut flood, mut ask) = (OnDemand::new("flood", Signal::KILL), OnDemand::new("ask", Signal::KILL));
     loop {
         sleep(Duration::from_millis(200));
-        flood.keep(|| start_to("sockperf throughput -i 10.2.0.9 -p 9 -m 14 -t 86400", "flood.log"))?;
+        flood.keep(|| start_to("lab-client sockperf throughput -i 10.2.0.9 -p 9 -m 14 -t 86400", "flood.log"))?;
         ask.keep(asking)?;
     }
 }

@@ -18,9 +18,9 @@ pub(crate) fn client(_: &[String]) -> Result<()> {
     let (mut flood, mut ask) = (OnDemand::new("flood", Signal::INT), OnDemand::new("ask", Signal::INT));
     loop {
         sleep(Duration::from_millis(200));
-        let flooding = "iperf3 -c 10.2.0.2 -t 86400 -i 0 -P 4 --connect-timeout 30000";
+        let flooding = "lab-client iperf3 -c 10.2.0.2 -t 86400 -i 0 -P 4 --connect-timeout 30000";
         flood.keep(|| start_to(flooding, "flood.log"))?;
-        let asking = "sockperf ping-pong -i 10.1.0.2 -p 11111 --mps 2 -t 86400";
+        let asking = "lab-client sockperf ping-pong -i 10.1.0.2 -p 11111 --mps 2 -t 86400";
         if ask.follow(|| start_to(asking, "ask.log"))? {
             write("asked", "")?;
         }
