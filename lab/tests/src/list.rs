@@ -114,6 +114,7 @@ pub(crate) const BY_NAME: &[Test] = &[
         programs: &[
             ("client", trace::client),
             ("ask", trace::ask),
+            ("flood", trace::flood),
             ("serve", trace::serve),
             ("measure", trace::measure),
         ],

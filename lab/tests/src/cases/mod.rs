@@ -11,6 +11,7 @@ pub(crate) mod degraded;
 pub(crate) mod determinism;
 pub(crate) mod device;
 pub(crate) mod faults;
+mod flood;
 pub(crate) mod host_poll;
 pub(crate) mod hotplug;
 pub(crate) mod laboratory;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::flood::Flood;
 use super::trace::received;
 use crate::inside::clock::now;
 use crate::inside::command::{figures, program, read, run, within, write};
@@ -81,18 +82,13 @@ pub(crate) fn send(_: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The clients' side: while a file [`FLOOD`] exists, sends datagrams of 16 bytes to the bulk NIC at the highest
-/// possible rate.
+/// The clients' side: while a file [`FLOOD`] exists, floods the bulk NIC.
 pub(crate) fn client(_: &[String]) -> Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a socket")?;
-    let to = SocketAddr::from((Ipv4Addr::new(10, 2, 0, 9), 9));
+    let flood = Flood::to_bulk_network()?;
     loop {
         thread::sleep(Duration::from_millis(100));
         while Path::new(FLOOD).exists() {
-            for _ in 0..1000 {
-                // A datagram that does not fit into a queue is lost, as any other.
-                let _ = socket.send_to(&[b'x'; 16], to);
-            }
+            (0..16).for_each(|_| flood.send());
         }
     }
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::flood::Flood;
 use super::on_demand::OnDemand;
 use crate::inside::clock::now;
 use crate::inside::command::{
@@ -293,15 +294,24 @@ pub(crate) fn client(_: &[String]) -> Result<()> {
     let (mut flood, mut ask) = (OnDemand::new("flood", Signal::KILL), OnDemand::new("ask", Signal::KILL));
     loop {
         sleep(Duration::from_millis(200));
-        flood.keep(|| start_to("lab-client sockperf throughput -i 10.2.0.9 -p 9 -m 14 -t 86400", "flood.log"))?;
-        ask.keep(asking)?;
+        flood.keep(|| own("flood", &[], "flood.log"))?;
+        ask.keep(|| own("ask", &[&read("address")?], "ask.log"))?;
     }
 }
 
-fn asking() -> Result<Running> {
+/// Starts a program of this test at the clients' side.
+fn own(name: &str, arguments: &[&str], log: &str) -> Result<Running> {
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
-    command.args(["program", NAME, "ask"]).arg(read("address")?);
-    start_to(command, "ask.log")
+    command.args(["program", NAME, name]).args(arguments);
+    start_to(command, log)
+}
+
+/// The program that floods the bulk NIC.
+pub(crate) fn flood(_: &[String]) -> Result<()> {
+    let flood = Flood::to_bulk_network()?;
+    loop {
+        flood.send();
+    }
 }
 
 /// The program that sends requests. They are those of sockperf (the VM's server is sockperf's), but it sleeps between

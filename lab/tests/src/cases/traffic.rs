@@ -61,19 +61,16 @@ pub(crate) fn flows(seconds: u64) -> Result<()> {
     within(seconds, "the flood goes on", || Ok(received()? > from + 200_000))
 }
 
-/// What a NIC's reset, or a packet that was dropped, would leave.
+/// What a NIC's reset, or a packet that was dropped, would leave. Not `rx_errors`: the emulated NIC sends frames below 60
+/// bytes as they are, and counts them as errors where they arrive. Not what `bulk0` missed: bursts of TCP overflow its
+/// ring.
 pub(crate) fn incidents() -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for nic in ["rt0", "bulk0"] {
         let dir = format!("/sys/class/net/{nic}");
-        for counter in [
-            "carrier_changes",
-            "statistics/rx_errors",
-            "statistics/tx_errors",
-            "statistics/tx_dropped",
-            "statistics/rx_missed_errors",
-            "statistics/rx_over_errors",
-        ] {
+        let missed = ["statistics/rx_missed_errors", "statistics/rx_over_errors"];
+        let received = if nic == "rt0" { &missed[..] } else { &[] };
+        for counter in ["carrier_changes", "statistics/tx_errors", "statistics/tx_dropped"].iter().chain(received) {
             lines.push(format!("{nic} {counter} {}", read(format!("{dir}/{counter}"))?));
         }
         let counters = attempt(format!("ethtool -S {nic}"))?.stdout;

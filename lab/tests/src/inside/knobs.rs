@@ -59,11 +59,17 @@ pub(crate) fn snapshot() -> Result<Vec<String>> {
 
 fn of_thread(tid: i32) -> Result<Option<String>> {
     let name = name(tid)?;
-    if !THREADS.iter().any(|beginning| name.starts_with(beginning)) {
+    if !THREADS.iter().any(|beginning| name.starts_with(beginning)) || is_of_clients(&name) {
         return Ok(None);
     }
     let children = if resets_on_fork(tid)? { ", its children SCHED_OTHER" } else { "" };
     Ok(Some(format!("{name} {}{children}, CPUs {}", place(tid)?, cpus(tid)?)))
+}
+
+/// Whether this is the thread of an interrupt of the clients' NICs, `irq/36-rt-tx-0`. The kernel moves it to their CPU at
+/// the first interrupt. The host's NICs are `rt0` and `bulk0`.
+fn is_of_clients(name: &str) -> bool {
+    name.starts_with("irq/") && name.split('-').nth(1).is_some_and(|nic| ["rt", "bulk"].contains(&nic))
 }
 
 /// The qdiscs of an interface, without their handles: the kernel gives another one to a qdisc that comes back.
@@ -112,6 +118,14 @@ mod tests {
         let kept = of_threads(&lines.map(str::to_owned), &["CPU 0/KVM", "irq_work/"]);
         assert_eq!(kept, ["CPU 0/KVM x", "CPU 0/KVM y", "irq_work/0 x", "irq_work/1 x"]);
         assert!(of_threads(&kept, &[]).is_empty());
+    }
+
+    #[test]
+    fn interrupts_of_the_clients_nics_are_told_from_the_hosts() {
+        assert!(["irq/36-rt-tx-0", "irq/42-bulk-rx-0", "irq/44-bulk"].into_iter().all(is_of_clients));
+        assert!(
+            !["irq/38-bulk0-rx-0", "irq/40-rt0", "irq/9-acpi", "vhost-rt", "CPU 0/KVM"].into_iter().any(is_of_clients)
+        );
     }
 
     #[test]
