@@ -1,12 +1,13 @@
 //! The RT client: sends a request, waits for the reply, waits 1 to 10 ms, and repeats.
 //!
-//! In: a [`ClientConfig`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`]. The client measures
-//! no latency; the monitor does ([`crate::wire`]). It waits by this process's clock: inside an emulated machine that is
-//! the clock of the host under test.
+//! In: a [`ClientConfig`]. Out: requests on the wire, [`Progress`] while it runs, a [`ClientReport`]. The client
+//! measures no latency; the monitor does ([`crate::wire`]). It waits by this process's clock: inside an emulated
+//! machine that is the clock of the host under test.
 //!
 //! The load is that of Access'18, IV-A: netperf's UDP request/response, changed to random inter-arrival times of 1 to
-//! 10 ms. Here the gaps are uniform, seeded, and start at the reply. The loop is closed: one request is in flight at a time, so a slow reply delays later requests, as with the paper's client.
-//! The server is a stock `sockperf server` (see [`crate::sockperf`]), or the server of another [`Peer`].
+//! 10 ms. Here the gaps are uniform, seeded, and start at the reply. The loop is closed: one request is in flight at a
+//! time, so a slow reply delays later requests, as with the paper's client. The server is a stock `sockperf server`
+//! (see [`crate::sockperf`]), or the server of another [`Peer`].
 
 use std::fmt;
 use std::io::ErrorKind;

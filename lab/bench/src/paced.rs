@@ -2,8 +2,8 @@
 //!
 //! In: a [`Paced`] load. Out: datagrams on the wire. Losses and the actual rate are read from the captures.
 //!
-//! The sender keeps the rate by its own clock, and catches up with at most [`BURST`] datagrams at once if its machine is
-//! late.
+//! The sender keeps the rate by its own clock, and catches up with at most [`BURST`] datagrams at once if its machine
+//! is late.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::ops::ControlFlow;

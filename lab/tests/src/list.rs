@@ -212,7 +212,7 @@ pub(crate) const BY_NAME: &[Test] = &[
     Test {
         name: "busypoll_takes_no_interrupts",
         inside: Some(busypoll::busypoll),
-        host: Host { cpus: Some(2), ..HOST },
+        host: Host { cpus: Some(2), clients: Clients::Inside, ..HOST },
         programs: &[("ping", busypoll::requests)],
         ..TEST
     },

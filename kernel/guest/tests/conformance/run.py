@@ -382,16 +382,19 @@ def libuv_run(words, names, log, prefix):
     """Each test of libuv is a process of its own, and says so in TAP."""
     results = {}
     environment = {**os.environ, "UV_RUN_AS_ROOT": "1", "UV_TEST_TIMEOUT_MULTIPLIER": "10"}
-    every = subprocess.check_output(["./uv_run_tests_a", "--list"], cwd="/lab/libuv", env=environment, text=True).split()
+    listed = subprocess.check_output(["./uv_run_tests_a", "--list"], cwd="/lab/libuv", env=environment, text=True)
+    # "ping_pong (helpers: tcp4_echo_server)"
+    every = sorted({line.split()[0] for line in listed.splitlines() if re.match(r"\w", line)})
     for name in names or [name for name in every if any(word in name for word in words.split())]:
         output, verdict = output_of([*prefix, "./uv_run_tests_a", name], "/lab/libuv", environment)
         log.write(f"== {name}\n{output}")
         if verdict is None or verdict[0] == "dies":
-            found = tap(output)
+            # One test has no plan, against which its number could be checked.
+            found = {key: value for key, value in tap(output).items() if key != "whole"}
             bad = [value for value in found.values() if value[0] not in ("ok", "skipped")]
             # What the test itself said is the line after the heading of its output.
             said = re.findall(r"^# (?!exit code|Output from)(.+)", output, re.M)
-            verdict = (bad[0][0], said[0] if said else bad[0][1]) if bad else next(iter(found.values()))
+            verdict = (bad[0][0], said[0] if said else bad[0][1]) if bad else next(iter(found.values()), ("dies", ""))
         results[name] = verdict
     return results
 

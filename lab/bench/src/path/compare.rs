@@ -1,8 +1,9 @@
 //! Compares the instructions of requests with those of an earlier run.
 //!
-//! In: two [`Document`]s. Out: a [`Comparison`]. The median decides, together with the 40th percentile: some requests also
-//! restart a tick or refill a ring, and their share, which differs between runs, can move one of the two. A change that
-//! makes each request longer moves both. What the slowest has more depends on which rare event met a traced request.
+//! In: two [`Document`]s. Out: a [`Comparison`]. The median decides, together with the 40th percentile: some requests
+//! also restart a tick or refill a ring, and their share, which differs between runs, can move one of the two. A change
+//! that makes each request longer moves both. What the slowest has more depends on which rare event met a traced
+//! request.
 
 use std::collections::BTreeMap;
 

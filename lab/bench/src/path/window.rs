@@ -6,8 +6,8 @@
 //! A request begins with the interrupt in which the NIC's driver handles the arrival, or which wakes the thread that
 //! does (PREEMPT_RT); what that interrupts is no part of it. On the host's other CPUs it includes all instructions from
 //! the driver's first on. It ends with the last instruction with which the NIC's driver sends the reply, where an
-//! interrupt (of the NIC that has sent) or the driver's caller continues. Only runs are kept, and at most [`LONGEST`] of
-//! them.
+//! interrupt (of the NIC that has sent) or the driver's caller continues. Only runs are kept, and at most [`LONGEST`]
+//! of them.
 
 use super::line::{self, Line};
 use super::symbols::{Mark, Names};

@@ -110,10 +110,10 @@ pub(crate) fn share(arguments: &[String]) -> Result<()> {
     stop_asking()
 }
 
-/// Program for the clients' side. While the file `ask` is there, eight clients of the RT server send requests. Each sends
-/// its next request as soon as it has its answer, so the host always has work, and never more than eight packets. Where
-/// the file holds a number greater than 0, there is one client, which waits that many seconds between an answer and its
-/// next request.
+/// Program for the clients' side. While the file `ask` is there, eight clients of the RT server send requests. Each
+/// sends its next request as soon as it has its answer, so the host always has work, and never more than eight packets.
+/// Where the file holds a number greater than 0, there is one client, which waits that many seconds between an answer
+/// and its next request.
 pub(crate) fn client(_: &[String]) -> Result<()> {
     loop {
         sleep(LOOK);

@@ -1,5 +1,5 @@
-//! A flood of small packets from the clients' side. Their CPU is as fast as one of the host's, so it sends many with one
-//! system call (`UDP_SEGMENT`, udp(7)).
+//! A flood of small packets from the clients' side. Their CPU is as fast as one of the host's, so it sends many with
+//! one system call (`UDP_SEGMENT`, udp(7)).
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;

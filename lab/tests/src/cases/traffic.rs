@@ -61,9 +61,9 @@ pub(crate) fn flows(seconds: u64) -> Result<()> {
     within(seconds, "the flood goes on", || Ok(received()? > from + 200_000))
 }
 
-/// What a NIC's reset, or a packet that was dropped, would leave. Not `rx_errors`: the emulated NIC sends frames below 60
-/// bytes as they are, and counts them as errors where they arrive. Not what `bulk0` missed: bursts of TCP overflow its
-/// ring.
+/// What a NIC's reset, or a packet that was dropped, would leave. Not `rx_errors`: the emulated NIC sends frames below
+/// 60 bytes as they are, and counts them as errors where they arrive. Not what `bulk0` missed: bursts of TCP overflow
+/// its ring.
 pub(crate) fn incidents() -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for nic in ["rt0", "bulk0"] {

@@ -66,8 +66,8 @@ fn of_thread(tid: i32) -> Result<Option<String>> {
     Ok(Some(format!("{name} {}{children}, CPUs {}", place(tid)?, cpus(tid)?)))
 }
 
-/// Whether this is the thread of an interrupt of the clients' NICs, `irq/36-rt-tx-0`. The kernel moves it to their CPU at
-/// the first interrupt. The host's NICs are `rt0` and `bulk0`.
+/// Whether this is the thread of an interrupt of the clients' NICs, `irq/36-rt-tx-0`. The kernel moves it to their CPU
+/// at the first interrupt. The host's NICs are `rt0` and `bulk0`.
 fn is_of_clients(name: &str) -> bool {
     name.starts_with("irq/") && name.split('-').nth(1).is_some_and(|nic| ["rt", "bulk"].contains(&nic))
 }
