@@ -10,7 +10,7 @@
 //! of them.
 
 use super::line::{self, Line};
-use super::symbols::{Mark, Names};
+use super::symbols::{Mark, Names, Thread};
 
 /// Limit of a request's runs: some hundred times the usual number.
 pub(crate) const LONGEST: usize = 1 << 20;
@@ -42,13 +42,25 @@ pub(crate) enum Incomplete {
     TooLong,
 }
 
+/// The thread of an interrupt's handler.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum HandlerThread {
+    /// None is waited for.
+    #[default]
+    None,
+    /// An interrupt has woken it, and it has not run yet.
+    Woken,
+    /// It runs.
+    Running,
+}
+
 /// A CPU of the host.
 #[derive(Debug, Clone, Default)]
 struct Cpu {
     /// Its last instruction was one with which an interrupt begins.
     at_interrupt: bool,
-    /// That interrupt has woken a handler's thread.
-    has_woken: bool,
+    /// The thread that an interrupt since the beginning below has woken.
+    handler: HandlerThread,
     /// Outside of a request: what it has executed since that interrupt. None before the first.
     since_interrupt: Option<Vec<Run>>,
     /// Within a request: number of the request's first run since then.
@@ -150,10 +162,13 @@ impl Cutter {
     fn push(&mut self, cpu: usize, number: u32, mark: &Mark) {
         let Some(of) = self.cpus.get_mut(cpu) else { return };
         match mark {
-            Mark::Halt => (of.has_halted, of.has_woken) = (true, false),
-            Mark::WakesHandler => of.has_woken = true,
-            // While the handler's thread has not run, another interrupt belongs to the same request.
-            Mark::Interrupt if !of.at_interrupt && !of.has_woken => {
+            Mark::Halt => (of.has_halted, of.handler) = (true, HandlerThread::None),
+            Mark::WakesHandler => of.handler = HandlerThread::Woken,
+            Mark::Thread(Thread::Irq) if of.handler == HandlerThread::Woken => of.handler = HandlerThread::Running,
+            // It was another NIC's thread, or another device's: the next interrupt may be the request's.
+            Mark::Switch if of.handler == HandlerThread::Running => of.handler = HandlerThread::None,
+            // Until the handler's thread has run, another interrupt belongs to the same request.
+            Mark::Interrupt if !of.at_interrupt && of.handler == HandlerThread::None => {
                 of.since_interrupt = Some(Vec::new());
                 of.from = self.runs.len();
             }
@@ -165,7 +180,7 @@ impl Cutter {
                 Some(runs) => {
                     self.runs = runs;
                     self.at = At::Inside;
-                    self.cpus.iter_mut().for_each(|of| (of.has_halted, of.has_woken) = (false, false));
+                    self.cpus.iter_mut().for_each(|of| (of.has_halted, of.handler) = (false, HandlerThread::None));
                 }
                 None => self.requests.push(Err(Incomplete::NoBegin)),
             },
@@ -208,7 +223,7 @@ impl Cutter {
         self.runs.clear();
         for of in &mut self.cpus {
             of.since_interrupt = of.at_interrupt.then(Vec::new);
-            of.has_woken = false;
+            of.handler = HandlerThread::None;
         }
     }
 }
