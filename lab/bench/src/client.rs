@@ -27,6 +27,7 @@ pub(crate) const MESSAGE_BYTES: usize = 16;
 
 /// Configuration of the client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClientConfig {
     /// The server.
     pub server: SocketAddr,

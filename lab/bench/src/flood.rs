@@ -1,9 +1,8 @@
-//! Bulk traffic of the experiments, from this process's namespace: iperf3, whose server runs in the bulk VMs, or bare
+//! Bulk traffic of the experiments, from the clients' side: iperf3, whose server runs in the bulk VMs, or bare
 //! datagrams where iperf3's own control connection would starve.
 //!
 //! In: the VMs, the kind of traffic, and the capture that shows it. Out: a running [`Flood`], which [`Flood::stop`] or
-//! dropping ends. Senders outside the host run in real time: on a busy machine they send less than the emulated host
-//! could receive. Senders in the emulated machine's clients' side ([`crate::client_side`]) do not have this problem.
+//! dropping ends. Senders outside (on the real clock) send less on a busy machine than the host could receive.
 
 use std::io::Read;
 use std::path::Path;
@@ -38,7 +37,7 @@ pub(crate) enum Kind {
         /// Connections.
         streams: u8,
     },
-    /// The VM receives UDP datagrams, [`datagrams::RATE`] per second of real time: more than an emulated host can
+    /// The VM receives UDP datagrams, [`datagrams::RATE`] per second: more than an emulated host can
     /// receive.
     ReceiveUdp {
         /// Size of the payload, bytes: [`datagrams::SMALL`] or [`datagrams::LARGE`].

@@ -40,7 +40,7 @@ const FINEST_NS: u64 = 100;
 const LOOK: Duration = Duration::from_millis(200);
 /// Real time between two progress messages.
 const TOLD: Duration = Duration::from_secs(30);
-/// Real time without a packet after which the host's clock counts as lost.
+/// Real time without a packet after which the load counts as lost.
 const SILENCE: Duration = Duration::from_secs(300);
 /// Minimum that is given back to the file system at once, bytes.
 const PIECE: u64 = 1 << 20;

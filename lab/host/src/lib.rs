@@ -5,11 +5,11 @@
 //! output, the files that they leave in `/lab`, a capture of each NIC made outside the emulated host (the papers'
 //! hardware monitor), and a console log.
 //!
-//! - [`images`] builds the disks and kernels once, from Debian's packages; `emulator` builds the emulator for several
-//!   CPUs from Debian's source; [`cache`] stores both by content.
+//! - [`images`] builds the disks and kernels once, from Debian's packages; `emulator` builds the emulator
+//!   from Debian's source; [`cache`] stores both by content.
 //! - [`module`] builds the kernel modules for the lab, once for each state of their sources.
 //! - [`isolate`] puts the whole lab into separate namespaces, so that nothing stays behind.
-//! - [`network`] makes the taps and addresses of the clients' side; [`Link`] is the link to clients inside; [`qemu`]
+//! - [`network`] makes the taps and addresses of clients outside; [`Link`] is the link to clients inside; [`qemu`]
 //!   builds the emulator's command line.
 //! - [`agent`] runs commands inside; [`Lab`] starts, watches and ends the emulated host.
 //! - [`clients`] tells what else ran on the clients' CPU.

@@ -21,7 +21,7 @@ pub(crate) struct Host {
     pub(crate) host_module: bool,
     /// Whether guests can have outsourced sockets.
     pub(crate) guest_module: bool,
-    /// Shell command of the clients' side, which is outside then. It runs in the directory that is `/lab` inside.
+    /// Shell command of the clients' side, which is inside then.
     pub(crate) client: Option<&'static str>,
     /// Word for the kernel's command line.
     pub(crate) append: Option<&'static str>,

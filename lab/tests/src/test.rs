@@ -6,7 +6,7 @@ use crate::emulated::{HOST, Host};
 use crate::outside::Outside;
 
 /// A program of a test: a process of its own for what measures at real-time priority in the emulated host
-/// ([`crate::inside::command::program`]), or for the clients' side outside.
+/// ([`crate::inside::command::program`]), or for the clients' side.
 pub(crate) type Program = fn(&[String]) -> Result<()>;
 
 #[derive(Clone, Copy)]

@@ -21,8 +21,11 @@ use crate::progress::progress;
 /// Status of `ontime-lab run` if the command exceeded its time limit, as in timeout(1).
 const TIMED_OUT: u8 = 124;
 /// Script for the command in its arguments, beside the shell command in `$0` at the clients' side.
-const BESIDE: &str =
-    r#"lab-client sh -c "$0" < /dev/null & client=$!; "$@"; status=$?; kill $client 2> /dev/null; exit $status"#;
+const BESIDE: &str = r#"setsid lab-client sh -c "$0" < /dev/null & client=$!
+env -- "$@"
+status=$?
+kill -- -$client 2> /dev/null
+exit $status"#;
 /// Status of `ontime-lab run` if the emulated host itself failed.
 const LAB_FAILED: u8 = 125;
 
@@ -296,7 +299,7 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
             Stream::Err => std::io::stderr().write_all(bytes),
         };
     });
-    match status.and_then(|status| link_losses(&lab).map(|losses| (status, losses))) {
+    match status.and_then(|status| link_losses(&lab, run.host.link.is_some()).map(|losses| (status, losses))) {
         Ok((status, losses)) => {
             losses.iter().for_each(progress);
             if let Err(error) = lab.power_off() {
@@ -311,14 +314,17 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
     }
 }
 
-/// Lines that tell what the links have dropped; none without a link.
-fn link_losses(lab: &Lab) -> Result<Vec<String>, LabError> {
+/// Lines that tell what the links have dropped. `all`: also of those that have dropped nothing.
+fn link_losses(lab: &Lab, all: bool) -> Result<Vec<String>, LabError> {
     let Some(link) = lab.link() else { return Ok(Vec::new()) };
-    let tell = |(nic, way): (&str, Way)| {
+    let mut lines = Vec::new();
+    for (nic, way) in ["rt", "bulk"].into_iter().flat_map(|nic| Way::ALL.map(|way| (nic, way))) {
         let dropped = lab.dropped(nic, way)?;
-        Ok(format!("link {link} of {nic}0: {dropped} frames dropped {}", way.description()))
-    };
-    ["rt", "bulk"].into_iter().flat_map(|nic| Way::ALL.map(|way| (nic, way))).map(tell).collect()
+        if all || dropped > 0 {
+            lines.push(format!("link {link} of {nic}0: {dropped} frames dropped {}", way.description()));
+        }
+    }
+    Ok(lines)
 }
 
 /// Makes the error for a failure of the emulated host, and keeps the host's console log.
@@ -352,6 +358,7 @@ fn unsupported(error: LabError) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use clap::Parser;
@@ -410,6 +417,28 @@ mod tests {
         for words in [&["--clients", "none"][..], &["--clock", "real"]] {
             let error = clients(&[words, &["--client", "true"]].concat()).unwrap_err();
             assert!(error.contains("--client is a command of --clients inside"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_command_beside_the_clients_keeps_its_status() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, seen) = (dir.path().join("lab-client"), dir.path().join("seen"));
+        std::fs::write(&program, "#!/bin/sh\nexec \"$@\"\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+        let client = format!("touch {}; sleep 600", seen.display());
+        let waits = format!("until [ -e {} ]; do sleep 0.01; done; exit 7", seen.display());
+        for (command, status) in [
+            (&["sh", "-c", waits.as_str()][..], 7),
+            // A word that is a shell's own is no command.
+            (&["exit", "3"], 127),
+            (&["no-such-command"], 127),
+            (&["sh", "-c", "kill -TERM $$"], 143),
+        ] {
+            let mut line = std::process::Command::new("sh");
+            let ended = line.args(["-c", BESIDE, &client]).args(command).env("PATH", &path).output().unwrap();
+            assert_eq!(ended.status.code(), Some(status), "{command:?}: {ended:?}");
         }
     }
 

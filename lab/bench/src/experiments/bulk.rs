@@ -2,7 +2,7 @@
 //! through vhost-net and with outsourced sockets.
 //!
 //! In: cases on one emulated host. Out: a [`MethodResult`] for each, named `METHOD-receive` and `METHOD-send`, with the
-//! throughput at the NIC and the CPU time per byte. One bulk VM runs a stock `iperf3` server; the client is outside. On
+//! throughput at the NIC and the CPU time per byte. One bulk VM runs a stock `iperf3` server. On
 //! the virtual clock CPU time is counted in instructions (1 ns each). The guest's part is the time that the host's tick
 //! accounts to guests (`/proc/stat`); the host's part is all the rest.
 
@@ -33,7 +33,7 @@ const METHODS: Methods = Methods(&[
 const STREAMS: u8 = 4;
 /// The measured VM.
 const VM: Vm<'static> = BULK_VMS[0];
-/// Address of the client, outside.
+/// Address of the client.
 const CLIENT: [u8; 4] = [10, 2, 0, 1];
 /// The socket policy of the measured VM.
 const SOCKETS: Sockets<'_> =

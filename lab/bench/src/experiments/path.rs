@@ -40,10 +40,11 @@ struct Options {
     /// Write the functions of each method's median request, in order
     #[arg(long, value_parser = to_write)]
     sequence: Option<PathBuf>,
-    /// Compare the median requests' instructions with results that `--json` wrote; status 2 if one has more
+    /// Compare the instructions of the median request and of the 40th percentile with results that `--json` wrote;
+    /// status 2 if both have more
     #[arg(long, value_name = "FILE", value_parser = stored)]
     baseline: Option<Document>,
-    /// By how many percent a median request may have more instructions than the baseline's
+    /// By how many percent they may have more instructions than the baseline's
     #[arg(long, value_name = "PERCENT", default_value = "1", requires = "baseline")]
     tolerance: Tolerance,
     /// Refused: a real processor does not report every instruction

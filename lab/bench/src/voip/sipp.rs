@@ -189,12 +189,12 @@ fn own_scenario(name: &str) -> Result<String, ClientError> {
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-/// Writes a scenario of SIPp with a change to `dir`. Returns its path.
-fn write_scenario(dir: &Path, name: &str, change: fn(&str) -> Option<String>) -> Result<String, ClientError> {
-    let text = change(&own_scenario(name)?).ok_or_else(|| {
-        failed(format!("its scenario {name} is not that of SIPp 3.6 or 3.7: install Debian's sip-tester"))
+/// Writes SIPp's scenario of a caller, which waits for a command, to `dir`. Returns its path.
+fn write_caller(dir: &Path) -> Result<String, ClientError> {
+    let text = when_told(&own_scenario("uac")?).ok_or_else(|| {
+        failed("its scenario uac is not that of SIPp 3.6 or 3.7: install Debian's sip-tester".to_owned())
     })?;
-    let path = dir.join(format!("sipp-{name}.xml"));
+    let path = dir.join("sipp-uac.xml");
     fs::write(&path, text).map_err(file(&path))?;
     Ok(path.to_string_lossy().into_owned())
 }
@@ -225,9 +225,8 @@ impl Parties {
     /// Starts both, for calls from the own address towards the proxy to the same address. The calls do not begin yet.
     fn start(calls: &Calls, dir: &Path) -> Result<Self, ClientError> {
         let own = connected(calls.proxy)?.local_addr().map_err(|error| failed(error.to_string()))?.ip().to_string();
-        let uac = write_scenario(dir, "uac", when_told)?;
-        let uas = write_scenario(dir, "uas", |text| Some(text.to_owned()))?;
-        let called = ["-sf", &uas, "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
+        let uac = write_caller(dir)?;
+        let called = ["-sn", "uas", "-i", &own, "-p", &CALLED.to_string()].map(str::to_owned);
         let called = Sipp::start(&called, &dir.join("sipp-called.log"))?;
         let caller = [
             ("-sf", uac),

@@ -62,8 +62,7 @@ fn client(order: &Value) -> Result<Output> {
 /// 50 requests to a port of the RT VM.
 fn config(port: u16) -> Value {
     json!({"server": format!("10.1.0.2:{port}"), "message_bytes": 16, "min_gap_us": 1000, "max_gap_us": 2000,
-        "normal_gaps": false, "timeout_us": 1_000_000, "requests": 50, "give_up_after": 5, "seed": 1, "captures": [],
-        "scale": 1.0})
+        "normal_gaps": false, "timeout_us": 1_000_000, "requests": 50, "give_up_after": 5, "seed": 1})
 }
 
 /// The address in a line of `ip -o address show`, unless it is the loopback interface's.

@@ -55,7 +55,7 @@ pub(crate) fn repeat() -> Result<()> {
     bulk.wait()?;
     let requests = r#"{"requests": {"server": "10.1.0.2:11111", "message_bytes": 16, "min_gap_us": 1000,
         "max_gap_us": 2000, "normal_gaps": false, "timeout_us": 1000000, "requests": 100, "give_up_after": 5,
-        "seed": 1, "captures": [], "scale": 1.0}}"#;
+        "seed": 1}}"#;
     let flood = start("lab-client iperf3 -c 10.2.0.2 -t 1 -i 0")?;
     let mut client = Command::new("lab-client");
     client.args(["ontime-lab", "client", requests]);
