@@ -228,6 +228,15 @@ fn found_by(rule: RuleId) -> Vec<(&'static str, &'static str, (Inventory, Intent
         RuleId::RtProtections => vec![
             ("protections", "lockdown denies", apart(|inventory, _| inventory.kernel.lockdown = Lockdown::Integrity)),
             ("protections", "cannot be read", apart(|inventory, _| inventory.protections.readable = false)),
+            (
+                "protections",
+                "panic_on_warn",
+                apart(|inventory, _| {
+                    inventory.kernel.version = (6, 12);
+                    inventory.cpus.isolated = cpus("3");
+                    inventory.sysctls.insert("kernel/panic_on_warn".to_owned(), "1".to_owned());
+                }),
+            ),
             ("protections", "are not in force", apart(|_, intent| intent.caps_in_force = false)),
             (
                 "protections",
@@ -460,7 +469,7 @@ const SITES: [(&str, &str, usize); 17] = [
     ("busy_poll", include_str!("../src/rules/busy_poll.rs"), 6),
     ("device_irq", include_str!("../src/rules/device_irq.rs"), 5),
     ("exclusive", include_str!("../src/rules/exclusive.rs"), 2),
-    ("host", include_str!("../src/rules/host.rs"), 4),
+    ("host", include_str!("../src/rules/host.rs"), 5),
     ("host_config", include_str!("../src/rules/host_config.rs"), 12),
     ("interrupt_context", include_str!("../src/rules/interrupt_context.rs"), 0),
     ("moderation", include_str!("../src/rules/moderation.rs"), 1),

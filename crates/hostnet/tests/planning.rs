@@ -10,8 +10,8 @@ use fleet::{host, hundred_vms, mixed, of_rule, policies, refusals, rt, two_vms, 
 use ontime_hostnet::doctor::Refused;
 use ontime_hostnet::inventory::{Kernel, Lockdown, Napi, Nic};
 use ontime_hostnet::{
-    Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES, Refusal,
-    RuleId, Setting, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
+    CpuSet, Host, Intent, Inventory, Knob, KnobError, Method, Moderation, NicConfig, NicId, NicUse, Plan, RULES,
+    Refusal, RuleId, Setting, Severity, State, SteerFrom, Value, examine, kvm, plan, rules,
 };
 use ontime_tenants::vmm::Delay;
 use ontime_tenants::{Attached, Class, Kind, Policy, PriorityTable, Problem, ProblemKind, Tenant, ThreadRole, Vnic};
@@ -650,6 +650,23 @@ fn protections_go_off_only_under_caps_and_never_under_lockdown() {
     let settings = of_rule(&plan(&Inventory { kernel, ..inventory.clone() }, &intent), RuleId::RtProtections);
     assert_eq!(settings.len(), 1 + 2 * fleet::CPUS as usize);
     assert_eq!(settings[0], ("/proc/sys/kernel/sched_rt_runtime_us".to_owned(), "-1".to_owned()));
+    // A host that panics at a warning, which these kernels may give for an isolated CPU, keeps them.
+    let refused = |version, panic_on_warn: &str, isolated| {
+        let mut host = Inventory { kernel: Kernel { version, ..inventory.kernel.clone() }, ..inventory.clone() };
+        host.sysctls.insert("kernel/panic_on_warn".to_owned(), panic_on_warn.to_owned());
+        host.cpus.isolated = isolated;
+        let found = plan(&host, &intent);
+        assert_eq!(
+            of_rule(&found, RuleId::RtProtections).is_empty(),
+            !refusals(&found, RuleId::RtProtections).is_empty()
+        );
+        refusals(&found, RuleId::RtProtections)
+    };
+    let three = CpuSet::from_list("3").unwrap();
+    assert_eq!(refused((6, 12), "1", three.clone()), [Refusal::NotLiveSafe]);
+    assert!(refused((6, 12), "0", three.clone()).is_empty());
+    assert!(refused((6, 12), "1", CpuSet::default()).is_empty());
+    assert!(refused((6, 18), "1", three).is_empty());
     // Before the fair server there was RT throttling, under the same condition.
     let kernel = Kernel { version: (6, 1), ..inventory.kernel.clone() };
     let old = Inventory { kernel, protections: Default::default(), ..inventory };

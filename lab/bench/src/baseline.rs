@@ -463,7 +463,7 @@ mod tests {
         assert_eq!(comparison.compared, 0);
         let words = comparison.description("5".parse().unwrap());
         assert!(words.starts_with("Baseline: 0 compared, none worse by more than 5.00 %\n"), "{words}");
-        let said = "CPUs: 2, clients outside; the baseline: Linux 7.2, virtual clock, CPUs: 1, clients outside";
+        let said = "CPUs: 2, clients none; the baseline: Linux 7.2, virtual clock, CPUs: 1, clients none";
         assert!(
             words.contains(said) && words.contains("threaded, TCP flood: the baseline does not have it"),
             "{words}"

@@ -153,7 +153,7 @@ impl fmt::Display for Progress {
             write!(f, " of {}", number::count(requests))?;
         }
         let seconds = self.elapsed_us as f64 / 1e6;
-        write!(f, " replies, {} lost, {seconds:.1} s on the host's clock", number::count(self.lost))
+        write!(f, " replies, {} lost, {seconds:.1} s of the host's time", number::count(self.lost))
     }
 }
 

@@ -159,7 +159,7 @@ fn the_caller_is_told_how_far_it_is_and_can_end_it() {
 
 /// Two UDP ports for QEMU's socket back end, whose datagrams are frames.
 #[test]
-fn a_capture_by_qemu_itself_is_read_while_it_grows() {
+fn a_capture_by_qemu_itself_has_every_request() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("rt.pcap");
     let (ours, theirs) = (UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), free_port());

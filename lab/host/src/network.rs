@@ -19,17 +19,15 @@ const BULK_CLIENT: &str = "10.2.0.1";
 /// to choose it (unlike cubic).
 const CONGESTION_CONTROL: &str = "reno";
 
-/// Queue length of the bulk network's tap, frames, for the time while the emulated host is busy. The clients send in
-/// the machine's time, much faster than the host's clock advances. With the default of 1,000 the tap drops some of each
-/// burst, TCP waits for its timeouts, and the host gets less load than from a link at full speed. When a flood ends,
-/// this many frames are left: about 50 ms of the host's time.
+/// Queue length of the bulk network's tap, frames, for the time while the emulated host is busy. The clients send much
+/// faster than an emulated host receives. With the default of 1,000 the tap drops some of each burst, TCP waits for its
+/// timeouts, and the host gets less load than from a link at full speed.
 const BULK_QUEUE: &str = "10000";
 
 /// Minimum of segments that the clients' TCP passes to a tap at once: 64 KiB, the maximum. TCP would otherwise pass as
-/// many as the connection sends in a millisecond (`tcp_tso_autosize`) of the machine's time, in which the emulated host
-/// is slow: only a few, as for a slow link. The last segment of each such packet has PSH, at which the host's GRO ends
-/// an aggregate. So a byte would cost the host more if the machine has less CPU time for it. A sender at full speed
-/// sends full packets.
+/// many as the connection sends in a millisecond (`tcp_tso_autosize`): only a few, because an emulated host is as slow
+/// as a slow link. The last segment of each such packet has PSH, at which the host's GRO ends an aggregate. So a byte
+/// would cost the host more if the machine has less CPU time for it. A sender at full speed sends full packets.
 const SEGMENTS_AT_ONCE: &str = "44";
 
 /// Makes the taps and sets their addresses.
@@ -39,8 +37,8 @@ const SEGMENTS_AT_ONCE: &str = "44";
 pub fn set_up() -> Result<(), LabError> {
     // On a machine without IPv6 there is nothing to switch off.
     run("sysctl", &["-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"])?;
-    // The machine's default may be BBR, which paces by the machine's clock and not by the emulated host's. The host's
-    // load would then depend on the machine's CPU time.
+    // The machine's default may be BBR, which paces by the rate that it measures. The host's load would then depend on
+    // the machine's CPU time.
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")])?;
     run("sysctl", &["-qw", &format!("net.ipv4.tcp_min_tso_segs={SEGMENTS_AT_ONCE}")])?;
     run("ip", &["link", "set", "lo", "up"])?;

@@ -17,13 +17,14 @@ use super::{
     Conflict, CpuManager, Inventory, Kernel, Kvm, Lockdown, Memory, Note, Protections, cpu, irqs, nics, threads, udev,
 };
 use crate::cpus::CpuSet;
-use crate::kernel_files::{DEV_WEIGHT, RT_RUNTIME, SKB_DEFER_MAX};
+use crate::kernel_files::{DEV_WEIGHT, PANIC_ON_WARN, RT_RUNTIME, SKB_DEFER_MAX};
 use crate::obstacle::file_error;
 use crate::roots::{Roots, entries, parse_version, read, read_number};
 
 /// Sysctls that rules and checks read, below `/proc/sys`.
-const SYSCTLS: [&str; 12] = [
+const SYSCTLS: [&str; 13] = [
     SKB_DEFER_MAX,
+    PANIC_ON_WARN,
     RT_RUNTIME,
     "kernel/sched_rt_period_us",
     DEV_WEIGHT,

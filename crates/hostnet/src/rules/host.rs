@@ -5,7 +5,7 @@ use ontime_tenants::PriorityTable;
 use super::threads::place;
 use crate::intent::Intent;
 use crate::inventory::{Inventory, KernelThreadKind, Lockdown};
-use crate::kernel_files::{RT_RUNTIME, SKB_DEFER_MAX};
+use crate::kernel_files::{PANIC_ON_WARN, RT_RUNTIME, SKB_DEFER_MAX};
 use crate::knob::{Knob, Root, Value};
 use crate::rule::{Finding, Outcome, Refusal, RuleId, Setting, Severity, Stage};
 
@@ -16,7 +16,8 @@ const FAIR_SERVER_SINCE: (u32, u32) = (6, 12);
 
 /// The first version without this bug: when a root domain is rebuilt, the kernel forgets its servers' bandwidth.
 /// Removing a server's bandwidth then underflows in `__dl_overflow` (`kernel/sched/deadline.c`) and returns EBUSY (seen
-/// on 6.12.107), unless no RT limit is in force.
+/// on 6.12.107), unless no RT limit is in force. A write to the server of an isolated CPU that has a runnable thread
+/// then warns once in `task_non_contending` (seen on 6.12.117); the kernel corrects the account.
 const SERVER_ACCOUNTED_SINCE: (u32, u32) = (6, 18);
 
 /// The rule [`RuleId::SoftirqThreads`]. Without PREEMPT_RT softirqs run on interrupt return, and these priorities
@@ -79,8 +80,18 @@ pub(super) fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome 
 }
 
 fn servers_off(inventory: &Inventory, outcome: &mut Outcome) {
-    if inventory.kernel.version < SERVER_ACCOUNTED_SINCE && inventory.protections.rt_runtime_us.is_some() {
-        outcome.settings.push(no_rt_limit());
+    if inventory.kernel.version < SERVER_ACCOUNTED_SINCE && !inventory.protections.servers.is_empty() {
+        let panics = inventory.sysctls.get(PANIC_ON_WARN).is_some_and(|text| text != "0");
+        if panics && !inventory.cpus.isolated.is_empty() {
+            let found = "kernel.panic_on_warn is set, and before 6.18 the kernel may warn when the server of an \
+                         isolated CPU is turned off, so they stay on";
+            let remedy = "sysctl kernel.panic_on_warn=0, or a kernel from 6.18 on, or no isolated CPUs";
+            outcome.findings.push(stays(found, remedy, Refusal::NotLiveSafe));
+            return;
+        }
+        if inventory.protections.rt_runtime_us.is_some() {
+            outcome.settings.push(no_rt_limit());
+        }
     }
     for (server, runtimes) in &inventory.protections.servers {
         for cpu in runtimes.keys() {

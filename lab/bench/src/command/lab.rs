@@ -60,13 +60,32 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachineArgs {
-    /// The clock inside: virtual (executed instructions; CPUs take turns) or real (this machine's). Default: virtual;
-    /// for a console real
-    #[arg(long)]
-    clock: Option<Clock>,
     /// CPUs, 1 to 8 (default: 1 on the virtual clock, 2 on the real one)
     #[arg(long)]
     cpus: Option<u8>,
+    /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
+    #[arg(long, default_value = "7.2-rt")]
+    kernel: Kernel,
+    /// Memory, MiB
+    #[arg(long, default_value_t = 4096)]
+    memory: u32,
+    /// A word for the kernel's command line (may be repeated)
+    #[arg(long = "append", value_name = "WORD")]
+    kernel_arguments: Vec<String>,
+    /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
+    #[arg(long)]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    product: Product,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    host: MachineArgs,
+    /// The clock inside: virtual (executed instructions; CPUs take turns) or real (this machine's)
+    #[arg(long, default_value = "virtual")]
+    clock: Clock,
     /// The clients' side: inside (virtual clock: on one more CPU, in the host's time; `lab-client COMMAND` runs there),
     /// outside (real clock), or none. Default: inside on the virtual clock, outside on the real one
     #[arg(long, value_name = "WHERE")]
@@ -79,30 +98,10 @@ pub(crate) struct MachineArgs {
     /// bench` measures on)
     #[arg(long, value_name = "NS", default_value = "4", value_parser = icount_shift)]
     instruction: u8,
-    /// Kernel: 7.2-rt, 7.2 or 6.12-rt, all Debian's
-    #[arg(long, default_value = "7.2-rt")]
-    kernel: Kernel,
-    /// Memory, MiB
-    #[arg(long, default_value_t = 4096)]
-    memory: u32,
-    /// A word for the kernel's command line (may be repeated)
-    #[arg(long = "append", value_name = "WORD")]
-    kernel_arguments: Vec<String>,
     /// Log what enters the CPUs to events.log in the directory of `--out` (several CPUs on the virtual clock), which
     /// `ontime-lab events` compares. FROM-TO, ns: also each turn of a CPU that ends between these times
     #[arg(long, value_name = "FROM-TO", num_args = 0..=1, require_equals = true, default_missing_value = "0-0")]
     events: Option<Turns>,
-    /// Directory for the command's files (`/lab` inside), console log and captures (default: removed at the end)
-    #[arg(long)]
-    out: Option<PathBuf>,
-    #[command(flatten)]
-    product: Product,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Run {
-    #[command(flatten)]
-    host: MachineArgs,
     /// Limit of the command's duration, real seconds
     #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
@@ -197,8 +196,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
             run_command(run, &images, &isolate::enter().map_err(unsupported)?)
         }
         Command::Shell(host) => {
-            let machine = machine(host, Console::Terminal);
-            machine.check()?;
+            console(host).check()?;
             let images = images()?;
             shell(host, &images, &isolate::enter().map_err(unsupported)?)
         }
@@ -251,25 +249,29 @@ impl Run {
     }
 
     fn machine(&self) -> Machine {
-        let mut machine = machine(&self.host, Console::Log);
+        let mut machine = self.host.machine(self.clock);
+        machine.clients = self.clients.unwrap_or(machine.clients);
+        machine.link = self.link;
+        machine.icount_shift = self.instruction;
+        machine.events = self.events;
         machine.silence_seconds = self.silence;
         machine
     }
 }
 
-fn machine(host: &MachineArgs, console: Console) -> Machine {
-    // A console's user needs a clock that waits.
-    let usual = if console == Console::Terminal { Clock::Real } else { Clock::Virtual };
-    let mut machine = Machine::new(host.clock.unwrap_or(usual), host.kernel);
-    machine.cpus = host.cpus.unwrap_or(machine.cpus);
-    machine.clients = host.clients.unwrap_or(machine.clients);
-    machine.link = host.link;
-    machine.icount_shift = host.instruction;
-    machine.memory_mib = host.memory;
-    machine.kernel_arguments.clone_from(&host.kernel_arguments);
-    machine.events = host.events;
-    machine.console = console;
-    machine
+impl MachineArgs {
+    fn machine(&self, clock: Clock) -> Machine {
+        let mut machine = Machine::new(clock, self.kernel);
+        machine.cpus = self.cpus.unwrap_or(machine.cpus);
+        machine.memory_mib = self.memory;
+        machine.kernel_arguments.clone_from(&self.kernel_arguments);
+        machine
+    }
+}
+
+/// The machine of a console: on the clock that waits for its user.
+fn console(host: &MachineArgs) -> Machine {
+    Machine { console: Console::Terminal, ..host.machine(Clock::Real) }
 }
 
 fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
@@ -299,7 +301,7 @@ fn run_command(run: &Run, images: &Images, scratch: &Path) -> anyhow::Result<Exi
             Stream::Err => std::io::stderr().write_all(bytes),
         };
     });
-    match status.and_then(|status| link_losses(&lab, run.host.link.is_some()).map(|losses| (status, losses))) {
+    match status.and_then(|status| link_losses(&lab, run.link.is_some()).map(|losses| (status, losses))) {
         Ok((status, losses)) => {
             losses.iter().for_each(progress);
             if let Err(error) = lab.power_off() {
@@ -342,7 +344,7 @@ fn failed(error: LabError, dir: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn shell(host: &MachineArgs, images: &Images, scratch: &Path) -> anyhow::Result<ExitCode> {
-    let machine = machine(host, Console::Terminal);
+    let machine = console(host);
     let programs = host.product.find()?;
     let dir = host.out.as_deref().unwrap_or(scratch);
     let lab = match Lab::start(&machine, images, dir, &programs) {
@@ -412,7 +414,7 @@ mod tests {
             assert_eq!(clients(words), Ok(expected), "{words:?}");
         }
         let Command::Shell(host) = Line::try_parse_from(["ontime-lab", "shell"]).unwrap().command else { panic!() };
-        let console = machine(&host, Console::Terminal);
+        let console = console(&host);
         assert_eq!((console.clock, console.clients), (Clock::Real, Clients::Outside));
         for words in [&["--clients", "none"][..], &["--clock", "real"]] {
             let error = clients(&[words, &["--client", "true"]].concat()).unwrap_err();

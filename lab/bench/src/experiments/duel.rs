@@ -231,7 +231,7 @@ impl Options {
         guest_cyclictest::check(&self.cyclictest)?;
         let cpus = self.emulated.cpus.unwrap_or(2);
         let emulated = Emulated { cpus: Some(cpus), ..self.emulated.clone() };
-        emulated.has_clients_inside("duel")?;
+        emulated.refuse_real_clock("duel")?;
         if cpus < 2 {
             usage!("isolated and busypoll keep a CPU for themselves, and all rivals have the same host: --cpus 2 to 7");
         }

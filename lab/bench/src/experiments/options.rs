@@ -59,7 +59,7 @@ impl Emulated {
 
     /// # Errors
     /// The clock is the real one, which an experiment that needs its clients inside cannot have.
-    pub(crate) fn has_clients_inside(&self, experiment: &str) -> anyhow::Result<()> {
+    pub(crate) fn refuse_real_clock(&self, experiment: &str) -> anyhow::Result<()> {
         if self.clock == Clock::Real {
             usage!(
                 "{experiment} has its clients on a CPU of the emulated host, on the virtual clock; leave out --clock \
@@ -547,8 +547,8 @@ mod tests {
         assert_eq!([&exact, &real].map(|host| host.machine().clients), [Clients::Inside, Clients::Outside]);
         let without = [&exact, &real].map(|host| host.without_clients().machine().clients);
         assert_eq!(without, [Clients::None, Clients::Outside]);
-        assert!(exact.has_clients_inside("duel").is_ok());
-        assert!(real.has_clients_inside("duel").unwrap_err().to_string().contains("leave out --clock real"));
+        assert!(exact.refuse_real_clock("duel").is_ok());
+        assert!(real.refuse_real_clock("duel").unwrap_err().to_string().contains("leave out --clock real"));
         for (words, said) in [
             (&["--cpus", "0"][..], "0 is not in 1..=8"),
             (&["--cpus", "9"], "9 is not in 1..=8"),

@@ -181,7 +181,7 @@ impl Options {
     fn checked(&self) -> anyhow::Result<Self> {
         let methods = METHODS.chosen(&self.methods)?;
         let emulated = self.emulated.clone();
-        emulated.has_clients_inside("rt-vms")?;
+        emulated.refuse_real_clock("rt-vms")?;
         let machine = emulated.machine();
         machine.check()?;
         if machine.cpus < 2 && methods.iter().any(|method| method == "exclusive") {

@@ -65,7 +65,11 @@ impl MethodResult {
     /// The conditions under which figures can be compared.
     pub(crate) fn conditions(&self) -> String {
         let inside = self.notes.iter().any(|note| note == CLIENTS_INSIDE);
-        let clients = if inside { "inside" } else { "outside" };
+        let clients = match self.clock {
+            _ if inside => "inside",
+            Clock::Virtual => "none",
+            Clock::Real | Clock::Hardware => "outside",
+        };
         let link = self.notes.iter().find_map(|note| note.strip_prefix(LINK));
         let link = link.map_or_else(String::new, |link| format!(", link {link}"));
         let (series, clock) = (self.kernel_series(), self.clock.name());

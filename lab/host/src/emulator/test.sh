@@ -29,12 +29,11 @@ cc -O2 -Wall -Wextra -static -pthread -o "$work/tree/init" "$here/test.c"
 (cd "$work/tree" && find . | cpio -o -H newc --quiet) > "$work/initrd"
 
 run() { # NAME CPUS EMULATOR...: in namespaces that end with their first process
-    name=$1 cpus=$2 turns=
-    [ "$cpus" = 1 ] || turns=,turn=$turn
+    name=$1 cpus=$2
     shift 2
     words="console=ttyS0 quiet panic=-1 rdinit=/init setcpuid=constant_tsc tsc=reliable no_timer_check"
     unshare --net --pid --fork --kill-child timeout 900 "$@" -nodefaults -no-user-config -no-reboot \
-        -machine q35 -cpu "$model" -m 512 -smp "$cpus" -accel tcg,thread=single -icount "shift=0,sleep=off$turns" \
+        -machine q35 -cpu "$model" -m 512 -smp "$cpus" -accel tcg,thread=single -icount "shift=0,sleep=off,turn=$turn" \
         -rtc base=2026-01-01,clock=vm -seed 1 -kernel "$images/vmlinuz-7.2-rt" -initrd "$work/initrd" \
         -append "$words mitigations=off nokaslr" -display none -serial "file:$out/$name.txt" < /dev/null > "$work/$name.log" 2>&1 ||
         echo "FAIL the emulator ended with status $?: $(tail -n 3 "$work/$name.log")" >> "$out/$name.txt"

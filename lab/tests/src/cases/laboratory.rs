@@ -81,9 +81,12 @@ pub(crate) fn a_timeout_is_reported(test: &Outside) -> Result<()> {
     nothing_is_left(&labs)
 }
 
+/// Its CPUs run in parallel, also those of guests.
 pub(crate) fn real_clock_has_two_cpus(test: &Outside) -> Result<()> {
     let host = Host { clock: Clock::Real, cpus: Some(2), clients: Clients::Outside, ..HOST };
-    let said = test.run(&mut test.lab_run(&host, Some(test.dir()), &["nproc"]))?.expect(0)?;
+    let guests = "LAB_VM_SECONDS=300; export LAB_VM_SECONDS; lab-vm start a idle rt 10.1.0.10; \
+                  lab-vm start b idle bulk 10.2.0.11; lab-vm wait a && lab-vm wait b && nproc";
+    let said = test.run(&mut test.lab_run(&host, Some(test.dir()), &["sh", "-c", guests]))?.expect(0)?;
     ensure!(said.lines().any(|line| line == "2"), "nproc printed: {said}");
     Ok(())
 }
