@@ -152,6 +152,21 @@ fn calls_are_filtered() {
     }
 }
 
+#[test]
+fn a_vm_is_served_under_the_filters() {
+    let filters = |status: &Path| {
+        let text = std::fs::read_to_string(status).unwrap();
+        let number = text.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
+        number.expect("Linux 5.9").trim().parse::<u32>().unwrap()
+    };
+    let mut vm = Vm::start(super::FREE);
+    super::hostile::alive(&mut vm);
+    let own = filters(Path::new("/proc/self/status"));
+    for thread in std::fs::read_dir(format!("/proc/{}/task", vm.process.id())).unwrap() {
+        assert_eq!(filters(&thread.unwrap().path().join("status")), own + 3);
+    }
+}
+
 /// Directories for a device process that is started manually.
 struct Site(tempfile::TempDir);
 
