@@ -28,6 +28,8 @@ pub(super) struct Inspections {
     slots: Vec<Inspected>,
     /// How many threads are watched.
     watched: u64,
+    /// No inspection is due before this, ns.
+    soonest: Option<u64>,
     /// The state of the random numbers.
     random: u64,
 }
@@ -35,7 +37,7 @@ pub(super) struct Inspections {
 impl Inspections {
     /// For at most `capacity` threads. `seed`: any number.
     pub(super) fn new(capacity: usize, seed: u64) -> Self {
-        Self { slots: Vec::with_capacity(capacity), watched: 0, random: seed | 1 }
+        Self { slots: Vec::with_capacity(capacity), watched: 0, soonest: None, random: seed | 1 }
     }
 
     /// A thread is watched in this slot from now on.
@@ -71,17 +73,21 @@ impl Inspections {
         let from = if entry.last == 0 { now } else { now.max(entry.last.saturating_add(gap)) };
         let length = until.saturating_sub(from).min(SPREAD);
         entry.next = self.random.checked_rem(length).map(|part| from.saturating_add(part));
+        self.soonest = self.soonest.into_iter().chain(entry.next).min();
     }
 
-    /// When the next inspection is due, ns.
+    /// When to call [`Self::due`], ns.
     pub(super) fn next(&self) -> Option<u64> {
-        self.slots.iter().filter_map(|entry| entry.next).min()
+        self.soonest
     }
 
     /// Takes a thread whose inspection is due. The caller says whether it was [`Self::inspected`].
     pub(super) fn due(&mut self, now: u64) -> Option<SlotIndex> {
+        self.soonest.filter(|at| *at <= now)?;
         let is_due = |entry: &mut Inspected| entry.next.take_if(|at| *at <= now).is_some();
-        self.slots.iter_mut().position(is_due)
+        let slot = self.slots.iter_mut().position(is_due);
+        self.soonest = self.slots.iter().filter_map(|entry| entry.next).min();
+        slot
     }
 
     /// The thread in this slot was inspected.
@@ -147,7 +153,7 @@ mod tests {
         inspections.plan(1, 1, MS);
         assert!(inspections.next().is_some_and(|at| at < MS));
         inspections.forget(1);
-        assert_eq!((inspections.next(), inspections.due(MS), inspections.watched), (None, None, 0));
+        assert_eq!((inspections.due(MS), inspections.next(), inspections.watched), (None, None, 0));
         inspections.watch(2);
         assert_eq!(inspections.watched, 0, "there is no room for it");
     }
