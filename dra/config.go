@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,6 +47,9 @@ type reservationConfig struct {
 	Level  int
 }
 
+// fieldNames are the fields of the parameters.
+var fieldNames = []string{"apiVersion", "kind", "budget", "period", "vcpus", "class", "level"}
+
 // parseConfig reads and checks the opaque parameters of a claim or a device class. An error names the field, what it
 // holds and what is allowed, because it becomes an event of the pod.
 func parseConfig(parameters []byte) (reservationConfig, error) {
@@ -59,13 +63,22 @@ func parseConfig(parameters []byte) (reservationConfig, error) {
 		Level      int    `json:"level"`
 	}
 	decoder := json.NewDecoder(bytes.NewReader(parameters))
-	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&written); err != nil {
-		return reservationConfig{}, fmt.Errorf("the parameters for driver %s are not a %s: %w; allowed are "+
-			"apiVersion, kind, budget, period, vcpus, class and level", driverName, configKind, err)
+		return reservationConfig{}, fmt.Errorf("the parameters for driver %s are not a %s: %w", driverName, configKind, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return reservationConfig{}, fmt.Errorf("the parameters for driver %s hold more than one object", driverName)
+	}
+	// Decode takes Level for level, which policies of the API server do not.
+	var names map[string]json.RawMessage
+	if err := json.Unmarshal(parameters, &names); err != nil {
+		return reservationConfig{}, fmt.Errorf("the parameters for driver %s are not a %s: %w", driverName, configKind, err)
+	}
+	for name := range names {
+		if !slices.Contains(fieldNames, name) {
+			return reservationConfig{}, fmt.Errorf("the parameters for driver %s have a field %q: allowed are %s",
+				driverName, name, strings.Join(fieldNames, ", "))
+		}
 	}
 	if written.APIVersion != apiVersion || written.Kind != configKind {
 		return reservationConfig{}, fmt.Errorf("the parameters for driver %s are apiVersion %q, kind %q: write %q and %q",

@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 pub const BURST: u32 = 32;
 /// Time per additional token.
 pub const REFILL: Duration = Duration::from_millis(20);
+/// The most tokens that are owed, a minute's: nobody waits longer.
+const DEBT: i64 = 3_000;
 
 /// A token bucket.
 #[derive(Debug)]
 pub struct Bucket {
-    tokens: u32,
+    /// Negative: owed.
+    tokens: i64,
     refilled: Instant,
 }
 
 impl Default for Bucket {
     fn default() -> Self {
-        Self { tokens: BURST, refilled: Instant::now() }
+        Self { tokens: BURST.into(), refilled: Instant::now() }
     }
 }
 
@@ -25,14 +28,20 @@ impl Bucket {
     /// Takes a token. Returns whether there was one; else there is the next [`REFILL`] later.
     pub fn take(&mut self) -> bool {
         let since = self.refilled.elapsed();
-        let fresh = u32::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(u32::MAX);
+        let fresh = i64::try_from(since.as_millis() / REFILL.as_millis()).unwrap_or(i64::MAX);
         if fresh > 0 {
-            self.tokens = self.tokens.saturating_add(fresh).min(BURST);
+            self.tokens = self.tokens.saturating_add(fresh).min(BURST.into());
             self.refilled = Instant::now();
         }
-        let left = self.tokens.checked_sub(1);
-        self.tokens = left.unwrap_or(0);
-        left.is_some()
+        let has = self.tokens > 0;
+        self.tokens -= i64::from(has);
+        has
+    }
+
+    /// Takes the tokens that refill in this time, whether they are there or not.
+    pub fn spend(&mut self, time: Duration) {
+        let tokens = i64::try_from(time.as_nanos() / REFILL.as_nanos()).unwrap_or(i64::MAX);
+        self.tokens = self.tokens.saturating_sub(tokens).max(-DEBT);
     }
 
     /// Takes a token; sleeps until there is one.

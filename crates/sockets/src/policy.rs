@@ -410,6 +410,9 @@ mod tests {
             assert!(Limits::buffer_of(least - 1, sockets) < BUFFER_MIN as u64);
         }
         assert_eq!((Limits::default().fixed_buffer(), Limits::default().largest_buffer()), (None, 4 << 20));
+        // Why there is no default: MemoryMax= of the unit is less, and with twice that connections would be slow.
+        assert!(Limits::memory_min(Limits::default().sockets) > 512 << 20);
+        assert_eq!(Limits { memory: Some(1 << 30), ..Limits::default() }.fixed_buffer(), Some(64 << 10));
     }
 
     #[test]

@@ -144,7 +144,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(system("waiting for signals"))?;
     let mut rings = rings(options, channels);
     let ledger = options.vm.deadlines.then(Ledger::create).transpose().map_err(system("making a ledger"))?;
-    sandbox::restrict(&options.sandbox, &options.vm)?;
+    let filters = sandbox::restrict(&options.sandbox, &options.vm)?;
 
     let held = Held::open().map_err(|Errno(error)| ProcessError::System {
         what: "making sockets that keep the kernel from being switched",
@@ -155,7 +155,7 @@ pub fn run(options: &Options) -> Result<(), ProcessError> {
     shared.ipv6 = held.ipv6;
     shared.host_network = host_network;
     let shared = Arc::new(shared);
-    let peers = Arc::new(Peers::new(options.vm.qemu_user));
+    let peers = Arc::new(Peers::new(&options.name, options.vm.qemu_user, filters));
     let (ended, ends) = channel();
     for (channel, entrance) in listeners.devices.into_iter().enumerate() {
         let (shared, ended) = (shared.clone(), ended.clone());
@@ -351,7 +351,7 @@ fn serve(
 /// included, so its refusals are logged once a minute.
 fn admitted(shared: &Shared, channel: u32, peers: &Peers, connection: &UnixStream, refusals: &mut Repeats) -> bool {
     let vm = &shared.name;
-    match peer::of(connection).map(|peer| (peer, peers.admit(peer))) {
+    match peer::of(connection).map(|peer| (peer, peers.admit(peer, || peer::cgroups(connection, peer)))) {
         Ok((peer, Ok(()))) => {
             tracing::info!(vm = shared.name, channel, ?peer, "connected");
             return true;
@@ -403,7 +403,8 @@ mod tests {
         let shared = Shared::new("db", Vm { channels: 1, ..Vm::default() }, 1, None).unwrap();
         let (near, _far) = UnixStream::pair().unwrap();
         let own = rustix::process::geteuid().as_raw();
-        let (strict, right) = (Peers::new(Some(own.wrapping_add(1))), Peers::new(Some(own)));
+        let of = |user| Peers::new("a", Some(user), sandbox::Filters::default());
+        let (strict, right) = (of(own.wrapping_add(1)), of(own));
         let mut refusals = Repeats::default();
         let refuse = || (0..300).for_each(|_| assert!(!admitted(&shared, 1, &strict, &near, &mut refusals)));
         assert_eq!(count_lines(refuse), 1);

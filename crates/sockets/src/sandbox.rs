@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ontime_tenants::remedy;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, move_into_link_name_space};
+use seccompiler::BpfProgram;
 use thiserror::Error;
 
 use crate::config::Vm;
@@ -119,11 +120,26 @@ fn stays_privileged(options: &Options) -> bool {
     rustix::process::geteuid().is_root() || rustix::process::getuid().is_root() || capable
 }
 
-/// Gives up the rest, for this and all later threads. Call this before any thread is started.
+/// The system call filters.
+#[derive(Debug, Default)]
+pub struct Filters(Vec<BpfProgram>);
+
+impl Filters {
+    /// Installs them in all threads.
+    ///
+    /// # Errors
+    /// [`SandboxError::Filter`]
+    pub fn install(&self) -> Result<(), SandboxError> {
+        Ok(self.0.iter().try_for_each(|filter| seccompiler::apply_filter_all_threads(filter))?)
+    }
+}
+
+/// Gives up the rest, for this and all later threads, but system calls: their filters are returned. Call this before
+/// any thread is started.
 ///
 /// # Errors
 /// [`SandboxError`]
-pub fn restrict(options: &Options, vm: &Vm) -> Result<(), SandboxError> {
+pub fn restrict(options: &Options, vm: &Vm) -> Result<Filters, SandboxError> {
     let system = |what| move |source: rustix::io::Errno| SandboxError::System { what, source: source.into() };
     limits(vm.policy.limits.sockets);
     limit_priority(vm.priority.unsigned_abs().into());
@@ -132,15 +148,13 @@ pub fn restrict(options: &Options, vm: &Vm) -> Result<(), SandboxError> {
     }
     rustix::thread::set_no_new_privs(true).map_err(system("giving up new privileges"))?;
     lock_memory();
-    if !options.unfiltered {
-        let arch = std::env::consts::ARCH.try_into().map_err(seccompiler::Error::Backend)?;
-        let text = FILTERS.replace("\"PID\"", &std::process::id().to_string());
-        let filters = seccompiler::compile_from_json(text.as_bytes(), arch)?;
-        for filter in NAMES.iter().filter_map(|name| filters.get(*name)) {
-            seccompiler::apply_filter_all_threads(filter)?;
-        }
+    if options.unfiltered {
+        return Ok(Filters::default());
     }
-    Ok(())
+    let arch = std::env::consts::ARCH.try_into().map_err(seccompiler::Error::Backend)?;
+    let text = FILTERS.replace("\"PID\"", &std::process::id().to_string());
+    let mut filters = seccompiler::compile_from_json(text.as_bytes(), arch)?;
+    Ok(Filters(NAMES.iter().filter_map(|name| filters.remove(*name)).collect()))
 }
 
 /// Locks pages into RAM when they are touched: the guest's memory is mapped later and need not all be resident.
@@ -228,6 +242,8 @@ mod tests {
             (ProcessError::Vhost { channel: 1, reason: "no".to_owned() }.to_string(), "ontime attach VM --qmp"),
             (crate::peer::PeerError::User(64055).to_string(), "run QEMU as that user"),
             (crate::peer::PeerError::Process(9).to_string(), "a device process of its own"),
+            (crate::peer::PeerError::Vm("b".to_owned()).to_string(), "as libvirt names its VM"),
+            (crate::peer::PeerError::Unknown(system(libc::ENOENT)).to_string(), "a device process of its own"),
         ] {
             assert!(said.split_once("; ").is_some_and(|(_, remedy)| remedy.contains(wanted)), "{said}");
         }

@@ -406,6 +406,32 @@ pub fn libvirt_scope(path: &str) -> Option<&str> {
     is_libvirts.then_some(scope)
 }
 
+/// The name of libvirt's VM whose cgroup contains this path, if that is another VM than `vm`.
+pub fn other_libvirt_vm(path: &str, vm: &str) -> Option<String> {
+    let name = name_of_scope(libvirt_scope(path)?).unwrap_or_default();
+    let machine = machine_name(vm);
+    let is_shortened = name.len() >= SHORTENED && machine.starts_with(&name);
+    (name != vm && name != machine && !is_shortened).then_some(name)
+}
+
+/// libvirt cuts names of machines at 64 characters; driver and number leave at least this many of the VM's name.
+const SHORTENED: usize = 40;
+
+/// A VM's name in its machine's name (`virDomainMachineNameAppendValid`).
+fn machine_name(vm: &str) -> String {
+    let mut name = String::new();
+    let mut skips = true;
+    for c in vm.chars() {
+        let separates = matches!(c, '.' | '-');
+        if c.is_ascii_alphanumeric() || separates && !skips {
+            name.push(c);
+        }
+        skips = separates;
+    }
+    name.truncate(name.trim_end_matches(['.', '-']).len());
+    name
+}
+
 /// The user whose slice contains a path. That user has created and named what is below it.
 pub fn owner_of_path(path: &str) -> u32 {
     let user = path.strip_prefix("/user.slice/user-").and_then(|rest| rest.split_once(".slice"));
@@ -1146,6 +1172,23 @@ mod tests {
             assert_eq!(vm_scope(path), None, "{path}");
         }
         assert_eq!(libvirt_scope("/machine.slice/machine-vm9.scope"), None, "not libvirt's");
+    }
+
+    #[test]
+    fn a_scope_of_libvirts_tells_its_vm_from_others() {
+        let long = "a.very-long-name-of-a-vm.that.libvirt-cuts.at-64.characters.with-its.number";
+        let scope =
+            |name: &str| format!(r"/machine.slice/machine-qemu\x2d12\x2d{}.scope/libvirt", name.replace('-', r"\x2d"));
+        for (vm, name) in [("web", "web"), ("web-1", "web-1"), ("my_web..1-", "myweb.1"), (long, &long[..55])] {
+            assert_eq!(other_libvirt_vm(&scope(name), vm), None, "{vm}");
+        }
+        for (vm, name) in [("web", "db"), ("web", "web-1"), ("web-1", "web"), ("db", &long[..55])] {
+            assert_eq!(other_libvirt_vm(&scope(name), vm).as_deref(), Some(name), "{vm}");
+        }
+        assert_eq!(other_libvirt_vm("/machine/db.libvirt-qemu/emulator", "web").as_deref(), Some("db"));
+        for path in ["/", "/qemu.slice/100.scope", "/system.slice/qemu-web.service", "/user.slice/user-7.slice"] {
+            assert_eq!(other_libvirt_vm(path, "web"), None, "{path}");
+        }
     }
 
     #[test]

@@ -19,9 +19,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use ontime_base::Bucket;
 use ontime_plan::Nanos;
 use ontime_sched::published::close_elsewhere;
 use ontime_sched::{Ask, GuestNeed, Ledger, Page, Taking};
@@ -29,6 +31,7 @@ use ontime_sockets::deadlines::{AttachedFile, BandwidthAnswer, BandwidthRequest}
 use ontime_tenants::{Repeats, remedy};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, recvmsg};
 
+use self::receiver::{Started, Tokens};
 use super::events::{Event, Events};
 use crate::device::connect;
 
@@ -37,6 +40,8 @@ const READS: usize = 4;
 /// The most files that come with one read (a line brings at most two), and that may wait for their line.
 const FILES: usize = 4;
 const FILES_MAX: usize = 16;
+/// What an admission may take. The rate of lines limits it.
+const ADMISSION: Duration = Duration::from_millis(5);
 /// The longest reason in an answer, bytes. The device process accepts lines of 4 KiB.
 const WHY_MAX: usize = 1024;
 
@@ -62,9 +67,9 @@ impl Question {
 pub(crate) struct Guests {
     links: BTreeMap<String, Link>,
     /// Threads that receive, or that still close received files, by VM. A VM has at most one.
-    receivers: BTreeMap<String, JoinHandle<Bucket>>,
-    /// The tokens left to VMs whose last connection has ended. A new connection has no others.
-    buckets: BTreeMap<String, Bucket>,
+    receivers: BTreeMap<String, JoinHandle<()>>,
+    /// The tokens of each VM. A new connection has no others than the last one.
+    tokens: BTreeMap<String, Tokens>,
     /// Limits log lines, because a device process could cause any number of them.
     repeats: Repeats,
 }
@@ -75,6 +80,8 @@ struct Link {
     stream: UnixStream,
     /// Data that the receiver thread has passed on from the device process.
     received: UnixStream,
+    /// Has the receiver thread pass on the next line.
+    answered: Sender<()>,
     buffer: Vec<u8>,
     /// Received files whose line has not been read yet.
     files: VecDeque<OwnedFd>,
@@ -93,7 +100,7 @@ impl Guests {
         let gone: Vec<String> = self.links.keys().filter(|vm| !wanted.contains(*vm)).cloned().collect();
         self.links.retain(|vm, _| wanted.contains(vm));
         self.reap();
-        self.buckets.retain(|vm, _| wanted.contains(vm));
+        self.tokens.retain(|vm, _| wanted.contains(vm));
         for vm in wanted {
             if self.links.contains_key(vm) || crate::device::vm_name(vm).is_err() {
                 continue;
@@ -125,13 +132,9 @@ impl Guests {
         gone
     }
 
-    /// Forgets the receivers that have ended, but not what is left of their tokens.
+    /// Forgets the receivers that have ended.
     fn reap(&mut self) {
-        let (ended, rest): (BTreeMap<_, _>, _) =
-            std::mem::take(&mut self.receivers).into_iter().partition(|(_, receiver)| receiver.is_finished());
-        self.receivers = rest;
-        let left = |(vm, receiver): (String, JoinHandle<Bucket>)| Some((vm, receiver.join().ok()?));
-        self.buckets.extend(ended.into_iter().filter_map(left));
+        self.receivers.retain(|_, receiver| !receiver.is_finished());
     }
 
     /// Adds a connection. `watch` adds its receiving end to the event loop.
@@ -142,9 +145,10 @@ impl Guests {
         watch: impl FnOnce(&UnixStream) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
         self.reap();
-        let (received, receiver) = receiver::start::<FILES>(&stream, self.buckets.remove(vm).unwrap_or_default())?;
-        self.receivers.insert(vm.to_owned(), receiver);
-        let link = Link::new(stream, received);
+        let tokens = Arc::clone(self.tokens.entry(vm.to_owned()).or_default());
+        let Started { received, answered, thread } = receiver::start::<FILES>(&stream, tokens)?;
+        self.receivers.insert(vm.to_owned(), thread);
+        let link = Link::new(stream, received, answered);
         watch(&link.received)?;
         self.links.insert(vm.to_owned(), link);
         Ok(())
@@ -174,6 +178,21 @@ impl Guests {
             }
         });
         questions
+    }
+
+    /// A question of this VM, which was answered or was the end of its connection, has taken the main thread `time`. If
+    /// it was more than an admission takes, a pass, it counts: all VMs' passes together may take a quarter of the main
+    /// thread's time, and each VM's the same part of that.
+    pub(crate) fn charge(&mut self, vm: &str, time: Duration) {
+        let vms = u32::try_from(self.links.len()).unwrap_or(u32::MAX).max(1);
+        if let Some(tokens) = self.tokens.get(vm) {
+            let time = time.saturating_sub(ADMISSION).saturating_mul(vms.saturating_mul(4));
+            tokens.lock().unwrap_or_else(PoisonError::into_inner).spend(time);
+        }
+        if let Some(link) = self.links.get(vm) {
+            // The receiver may have ended.
+            let _ = link.answered.send(());
+        }
     }
 
     /// Sends an answer. Returns true if that failed and the connection was closed.
@@ -214,8 +233,9 @@ impl Drop for Link {
 }
 
 impl Link {
-    fn new(stream: UnixStream, received: UnixStream) -> Self {
-        Self { stream, received, buffer: Vec::new(), files: VecDeque::new(), memory: None, page: None, ledger: None }
+    fn new(stream: UnixStream, received: UnixStream, answered: Sender<()>) -> Self {
+        let (buffer, files) = (Vec::new(), VecDeque::new());
+        Self { stream, received, answered, buffer, files, memory: None, page: None, ledger: None }
     }
 
     /// Takes the files that belong to a line. A file that the line names but that was not received counts as absent.
@@ -303,7 +323,6 @@ impl Link {
 mod tests {
     use std::io::{Read, Seek};
     use std::os::fd::AsFd;
-    use std::sync::Arc;
 
     use ontime_base::bucket::{BURST, REFILL};
     use ontime_sockets::abi::{ONTIME_CTL_INC_BW, ontime_bw};
@@ -358,13 +377,14 @@ mod tests {
 
     /// The next requests. The receiver thread passes them on.
     fn next(guests: &mut Guests) -> Vec<Question> {
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let end = std::time::Instant::now() + Duration::from_secs(60);
         loop {
             let asked = guests.take();
             if !asked.is_empty() || std::time::Instant::now() > end {
+                asked.iter().for_each(|asked| guests.charge(&asked.vm, Duration::ZERO));
                 return asked;
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -381,7 +401,7 @@ mod tests {
     fn no_file_of_a_device_process_is_closed_in_a_pass() {
         let pair = || UnixStream::pair().unwrap();
         let ((stream, _device), (received, _give)) = (pair(), pair());
-        let mut link = Link::new(stream, received);
+        let mut link = Link::new(stream, received, std::sync::mpsc::channel().0);
         let (mut other, mut left) = (pair(), pair());
         link.files.push_back(OwnedFd::from(other.1));
         link.files.push_back(OwnedFd::from(left.1));
@@ -416,7 +436,7 @@ mod tests {
         let (reader, _) = listener.accept().unwrap();
         own.set_nonblocking(true).unwrap();
         while (&own).write(&[0; 65_536]).is_ok() {}
-        rustix::net::sockopt::set_socket_linger(&own, Some(std::time::Duration::from_secs(600))).unwrap();
+        rustix::net::sockopt::set_socket_linger(&own, Some(Duration::from_secs(600))).unwrap();
         (own, reader)
     }
 
@@ -510,6 +530,7 @@ mod tests {
                 pages.push(question.ask.page);
                 assert!(question.ask.taking.is_some());
                 assert!(!guests.answer("a", seq, None));
+                guests.charge("a", Duration::ZERO);
             }
         }
         device.join().unwrap();
@@ -561,16 +582,48 @@ mod tests {
             }
             assert_eq!(asked, BURST as usize);
             while !guests.receivers["a"].is_finished() {
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
         let lines = BURST * rounds;
         assert!(start.elapsed() >= REFILL * (lines - BURST - 2), "{lines} lines took {:?}", start.elapsed());
     }
 
+    /// A guest may choose requests for which the daemon looks at the whole host.
+    #[test]
+    fn a_request_that_takes_the_daemons_time_makes_the_next_one_wait() {
+        for vms in [1, 2] {
+            let (mut guests, mut device) = guests();
+            let others: Vec<_> = (1..vms).map(|_| UnixStream::pair().unwrap()).collect();
+            for (other, _) in &others {
+                guests.add("b", other.try_clone().unwrap(), |_| Ok(())).unwrap();
+            }
+            device.write_all(&b"{\"seq\":1,\"vcpus\":[]}\n".repeat(3)).unwrap();
+            let took = REFILL * BURST / 2 / vms;
+            let start = std::time::Instant::now();
+            for round in 0..3 {
+                let asked = loop {
+                    let asked = guests.take();
+                    if !asked.is_empty() {
+                        break asked;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                };
+                assert_eq!(asked.len(), 1, "the next one comes when this one is answered");
+                let least = took * 4 * vms * round;
+                let least = least.saturating_sub(REFILL * (BURST + 2));
+                assert!(start.elapsed() >= least, "round {round} after {:?}, not {least:?}", start.elapsed());
+                guests.charge("a", ADMISSION + took);
+            }
+            // What the other VM may ask is its own.
+            assert!(guests.tokens.get("b").is_none_or(|tokens| tokens.lock().unwrap().take()));
+        }
+    }
+
     #[test]
     fn whoever_breaks_the_protocol_is_let_go() {
-        for bad in [b"nonsense\n".to_vec(), b"{\"seq\":1}\n".to_vec(), vec![b'x'; lines::LINE_MAX + 1]] {
+        for bad in [b"\n".to_vec(), b"nonsense\n".to_vec(), b"{\"seq\":1}\n".to_vec(), vec![b'x'; lines::LINE_MAX + 1]]
+        {
             let (mut guests, mut device) = guests();
             device.set_nonblocking(true).unwrap();
             let mut sent = 0;

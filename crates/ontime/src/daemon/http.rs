@@ -27,6 +27,7 @@ use rustix::process::Pid;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -85,6 +86,8 @@ pub(crate) enum Ask {
 
 /// The largest request body, bytes.
 const BODY_MAX: usize = 16 << 10;
+/// How long a client may take to read an answer, which the daemon keeps in its locked memory until then.
+const UNREAD: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -212,7 +215,7 @@ impl Listener for Clients {
         loop {
             let (stream, address) = Listener::accept(&mut self.listener).await;
             match self.open.take(user_of(&stream)) {
-                Some(open) => return (Client { stream: Some(stream), _open: open }, address),
+                Some(open) => return (Client { stream: Some(stream), unread: None, _open: open }, address),
                 None => limit_waits(|| drop(stream)),
             }
         }
@@ -229,6 +232,8 @@ impl Listener for Clients {
 struct Client {
     /// `None` while it is dropped.
     stream: Option<UnixStream>,
+    /// When an answer that the client does not read is dropped.
+    unread: Option<Pin<Box<Sleep>>>,
     /// Counts the connection as open.
     _open: UserGuard,
 }
@@ -254,10 +259,17 @@ impl AsyncRead for Client {
 
 impl AsyncWrite for Client {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write(context, bytes)
+        let written = self.stream()?.poll_write(context, bytes);
+        if written.is_ready() {
+            return written;
+        }
+        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(UNREAD)));
+        unread.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
+    /// The whole answer is written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.unread = None;
         self.stream()?.poll_flush(context)
     }
 
@@ -604,6 +616,37 @@ mod tests {
             assert!(std::time::Instant::now() < end, "no connection is served any more");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_not_read_is_not_kept() {
+        use std::io::{Read, Write};
+        const LENGTH: usize = 8 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ontime.sock");
+        let (asks, asked) = sync_channel(1);
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        serve(bind(&path).unwrap(), Loop::new(asks, Arc::new(bell))).unwrap();
+        std::thread::spawn(move || {
+            while let Ok(Asked { ask: Ask::Metrics(answer), .. }) = asked.recv() {
+                let _ = answer.send("x".repeat(LENGTH));
+            }
+        });
+        let read_after = |pause: Duration| {
+            let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: o\r\nconnection: close\r\n\r\n").unwrap();
+            std::thread::sleep(pause);
+            let (mut answer, mut chunk) = (0, [0; 65_536]);
+            while let Ok(count @ 1..) = stream.read(&mut chunk) {
+                answer += count;
+                // A client that reads on, but little at a time, gets no more time.
+                std::thread::sleep(pause / 50);
+            }
+            answer
+        };
+        assert!(read_after(Duration::ZERO) >= LENGTH);
+        assert!((1..LENGTH).contains(&read_after(2 * UNREAD)));
+        assert!((1..LENGTH).contains(&read_after(UNREAD / 2)));
     }
 
     /// Sends a file along with these bytes.

@@ -68,7 +68,7 @@ use self::config::Config;
 use self::due::Due;
 use self::engine::Engine;
 use self::events::{Event, Events};
-use self::guests::Guests;
+use self::guests::{Guests, Question};
 use self::http::{Ask, Asked, Loop};
 use self::metrics::Server;
 use self::request_queue::{RequestQueue, request_queue};
@@ -284,18 +284,16 @@ impl Daemon {
         );
     }
 
-    /// Answers guests' requests for bandwidth, one after the other. A guest waits for each answer, and a device process
-    /// has a limit of its own, so one guest cannot flood this loop.
+    /// Answers guests' requests for bandwidth, at most one of each VM. One that needs a pass makes the VM's next one
+    /// wait ([`Guests::charge`]), so no guest floods this loop.
     fn answer_guests(&mut self) {
-        for question in self.guests.take() {
-            let Some(seq) = question.seq else {
-                self.engine.guest_gone(&question.vm);
-                continue;
-            };
-            let refused = self.engine.guest_asks(&question.vm, question.ask).err();
-            if self.guests.answer(&question.vm, seq, refused.as_deref()) {
-                self.engine.guest_gone(&question.vm);
+        for Question { vm, seq, ask } in self.guests.take() {
+            let start = Instant::now();
+            let refused = seq.map(|seq| (seq, self.engine.guest_asks(&vm, ask).err()));
+            if refused.is_none_or(|(seq, refused)| self.guests.answer(&vm, seq, refused.as_deref())) {
+                self.engine.guest_gone(&vm);
             }
+            self.guests.charge(&vm, start.elapsed());
         }
         self.passed();
     }

@@ -120,7 +120,7 @@ fn makes_a_call() {
     let (_, number, a, _) =
         calls(c_long::from(std::process::id()), c_long::from(other))[which.parse::<usize>().unwrap()];
     let vm = ontime_sockets::config::Vm { priority: 37, ..Default::default() };
-    sandbox::restrict(&sandbox::Options::default(), &vm).unwrap();
+    sandbox::restrict(&sandbox::Options::default(), &vm).unwrap().install().unwrap();
     // No thread can get above the threads of the channels.
     let highest = rustix::process::getrlimit(rustix::process::Resource::Rtprio);
     if [highest.current, highest.maximum].iter().any(|most| most.is_none_or(|most| most > 37)) {
@@ -149,6 +149,21 @@ fn calls_are_filtered() {
             _ => panic!("{name}: {status}"),
         };
         assert_eq!(outcome, *expected, "{name}");
+    }
+}
+
+#[test]
+fn a_vm_is_served_under_the_filters() {
+    let filters = |status: &Path| {
+        let text = std::fs::read_to_string(status).unwrap();
+        let number = text.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
+        number.expect("Linux 5.9").trim().parse::<u32>().unwrap()
+    };
+    let mut vm = Vm::start(super::FREE);
+    super::hostile::alive(&mut vm);
+    let own = filters(Path::new("/proc/self/status"));
+    for thread in std::fs::read_dir(format!("/proc/{}/task", vm.process.id())).unwrap() {
+        assert_eq!(filters(&thread.unwrap().path().join("status")), own + 3);
     }
 }
 
@@ -392,6 +407,37 @@ fn one_process_has_all_of_a_vms_devices() {
     super::hostile::alive(&mut vm);
     vm.main().socket(1, libc::AF_INET, libc::SOCK_DGRAM, 1);
     assert_eq!(vm.channels[1].result(Call::new(ONTIME_OP_POLL, 1)), Ok(0));
+}
+
+/// libvirt runs all QEMUs as one user, each in a cgroup that is named after its VM.
+#[test]
+fn a_qemu_of_another_vm_is_not_served() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = mounts.lines().map(|line| line.split(' ')).find(|mount| mount.clone().nth(2) == Some("cgroup2"));
+    let root = mount.and_then(|mut mount| mount.nth(1)).unwrap_or("/sys/fs/cgroup").to_owned();
+    let number = std::process::id();
+    let groups = ["other", "test"].map(|vm| format!(r"{root}/machine-qemu\x2d{number}\x2d{vm}.scope"));
+    if !is_root() || groups.iter().any(|group| std::fs::create_dir(group).is_err()) {
+        println!("SKIPPED: no cgroup can be made");
+        return;
+    }
+    let site = Site::new("");
+    let mut process = site.start();
+    let ends = groups.clone().map(|group| {
+        let procs = format!("{group}/cgroup.procs");
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "process::connects", "--nocapture"]);
+        child.env(CONNECTS, ontime_sockets::Paths::new(&site.path("run"), "test").device(0));
+        unsafe { child.pre_exec(move || std::fs::write(&procs, "0")) };
+        assert_eq!(child.stdout(Stdio::null()).status().unwrap().code(), Some(11));
+        // What an admitted process has sent ends the device process.
+        std::thread::sleep(Duration::from_millis(200));
+        process.try_wait().unwrap().and_then(|status| status.signal())
+    });
+    let _ = process.kill();
+    process.wait().unwrap();
+    groups.iter().for_each(|group| std::fs::remove_dir(group).unwrap());
+    assert_eq!(ends, [None, Some(libc::SIGBUS)], "another VM's QEMU is refused, its own is served");
 }
 
 /// Control of the other tests' attack: the messages of a process that is admitted do end the device process.

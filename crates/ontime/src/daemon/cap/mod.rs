@@ -9,10 +9,10 @@
 //! gets its place back; counters of pauses and CPU time ([`Caps::report`]).
 //!
 //! Modules: `account` is the arithmetic. `table` decides which thread pauses until when, and when to look next. `boost`
-//! decides when a vCPU is ahead. `targets` maps an interrupt to its vCPU. These four are pure. `reading` reads CPU
-//! time, `sight` reads where a thread is and whether it sleeps, `place` changes the policy, `watcher` is the thread.
-//! One thread handles both caps and interrupts, because both move the same vCPUs, and time that a vCPU runs ahead is
-//! charged to its cap.
+//! decides when a vCPU is ahead. `targets` maps an interrupt to its vCPU. `inspections` decides when a paused thread's
+//! policy is read. These five are pure. `reading` reads CPU time, `sight` reads where a thread is and whether it
+//! sleeps, `place` changes the policy, `watcher` is the thread. One thread handles both caps and interrupts, because
+//! both move the same vCPUs, and time that a vCPU runs ahead is charged to its cap.
 //!
 //! Why the period is 2 ms: an honest guest that computes through a whole period loses only one pause, (1 - 0.95) x 2 ms
 //! = 0.1 ms.
@@ -27,6 +27,7 @@
 
 pub(crate) mod account;
 mod boost;
+mod inspections;
 pub(crate) mod place;
 pub(crate) mod reading;
 mod sight;

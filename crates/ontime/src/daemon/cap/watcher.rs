@@ -32,6 +32,7 @@ use rustix::time::ClockId;
 
 use super::account::{Account, Share, Verdict};
 use super::boost::GRANT;
+use super::inspections::Inspections;
 use super::place::PlacedThread;
 use super::reading::Reading;
 use super::sight::Asker;
@@ -46,10 +47,6 @@ const RINGS_PERIOD: u64 = 3_000_000;
 const BELL: u64 = 0;
 /// The set of all trace rings, in the epoll set.
 const RINGS: u64 = 1;
-
-/// The least time between two inspections, so that they cost next to nothing, and the most that is added, ns.
-const INSPECTION_GAP: u64 = 10_000_000;
-const INSPECTION_SPREAD: u64 = 100_000_000;
 
 /// The least time between two alarms ([`Channels::alarm`]), ns: each has the guardian write the protections.
 const ALARM_GAP: u64 = 1_000_000_000;
@@ -182,15 +179,9 @@ pub(crate) struct Watcher {
     ignored_until: Option<u64>,
     /// Actions of the charge in progress. Its capacity is that of the table.
     acts: Vec<Action>,
-    /// A thread in a pause and when its policy is read, ns: at a random instant, because a thread that may set its
-    /// policy could end its pause and begin it again before the end. Paused threads are inspected in turn.
-    inspection: Option<(SlotIndex, u64)>,
-    /// When the last inspection was, ns.
-    inspected: u64,
+    inspections: Inspections,
     /// When the alarm was last given, ns.
     alarmed: u64,
-    /// The state of the random numbers.
-    random: u64,
     /// Counts turns of the loop. A thread that was read in this turn need not be verified again before its policy
     /// changes.
     turn: u64,
@@ -228,11 +219,8 @@ impl Watcher {
             rings_account,
             ignored_until: None,
             acts,
-            inspection: None,
-            inspected: 0,
+            inspections: Inspections::new(capacity, now()),
             alarmed: 0,
-            // Any odd number.
-            random: now() | 1,
             turn: 1,
         })
     }
@@ -243,7 +231,7 @@ impl Watcher {
         let mut ran = own_time();
         loop {
             let table = &self.table;
-            let inspection = self.inspection.map(|(_, at)| at);
+            let inspection = self.inspections.next();
             let next = [table.next_expiry(), table.next_look(), table.next_check(), self.ignored_until, inspection];
             let next = next.into_iter().flatten().min();
             let count = match wait(&self.epoll, &mut events, next) {
@@ -374,22 +362,18 @@ impl Watcher {
         }
     }
 
-    /// Reads the policy of a paused thread, if that is due. Pauses the thread again if it has escaped.
+    /// Reads the policies of paused threads where that is due. Pauses a thread again if it has escaped.
     fn inspect(&mut self) {
         let now = now();
-        let Some((index, _)) = self.inspection.take_if(|(_, at)| *at <= now) else { return };
-        self.inspected = now;
-        if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
-            if slot.place.is_real_time().is_ok_and(|escaped| escaped) {
-                // The end of the pause notices a thread that cannot be changed.
-                let _ = slot.place.leave(true);
-                self.tell_escape(index);
-            }
-        }
-        for next in (index + 1..self.slots.len()).chain(0..=index) {
-            self.plan_inspection(next);
-            if self.inspection.is_some() {
-                return;
+        while let Some(index) = self.inspections.due(now) {
+            if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
+                self.inspections.inspected(index, now);
+                if slot.place.is_real_time().is_ok_and(|escaped| escaped) {
+                    // The end of the pause notices a thread that cannot be changed.
+                    let _ = slot.place.leave(true);
+                    self.tell_escape(index);
+                }
+                self.plan_inspection(index);
             }
         }
     }
@@ -408,17 +392,11 @@ impl Watcher {
         }
     }
 
-    /// Has this thread inspected at a random instant of its pause, if it is paused for long enough and no other one is
-    /// to be inspected before.
+    /// Has this thread inspected in its pause.
     fn plan_inspection(&mut self, index: SlotIndex) {
-        let Some(until) = self.table.paused_until(index).filter(|_| self.inspection.is_none()) else { return };
-        // xorshift64 (Marsaglia 2003): the thread must not know the instant, and this must not allocate or wait.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let from = now().max(self.inspected.saturating_add(INSPECTION_GAP));
-        let length = until.saturating_sub(from).min(INSPECTION_SPREAD);
-        self.inspection = self.random.checked_rem(length).map(|part| (index, from.saturating_add(part)));
+        if let Some(until) = self.table.paused_until(index) {
+            self.inspections.plan(index, now(), until);
+        }
     }
 
     /// Carries out the pending orders. Returns false when the thread has to end.
@@ -461,6 +439,7 @@ impl Watcher {
         let boosted = slot.place.has_ahead();
         let WatchedThread { share, cpu, rank, pool, .. } = *slot;
         self.table.watch(index, Watched { share, cpu, rank, boosted, pool }, now());
+        self.inspections.watch(index);
         // Indices are below the capacity. The list is only as long as necessary, because every look goes through it.
         while self.slots.len() <= index && self.slots.len() < self.slots.capacity() {
             self.slots.push(None);
@@ -483,6 +462,7 @@ impl Watcher {
 
     fn forget(&mut self, index: SlotIndex) {
         let elsewhere = self.table.forget(index);
+        self.inspections.forget(index);
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
         if slot.leader == index {
             self.lead(slot.clock.id());

@@ -8,13 +8,13 @@ pub(crate) const LINE_MAX: usize = 16 * 1024;
 /// Takes whole lines out of the buffer.
 ///
 /// # Errors
-/// A line is too long, or is not a valid request.
+/// A line is too long, or is not a valid request: each line is one request.
 pub fn take(buffer: &mut Vec<u8>) -> std::io::Result<Vec<BandwidthRequest>> {
     let Some(end) = buffer.iter().rposition(|byte| *byte == b'\n') else {
         return if buffer.len() > LINE_MAX { Err(std::io::ErrorKind::InvalidData.into()) } else { Ok(Vec::new()) };
     };
     let rest = buffer.split_off(end + 1);
     let whole = std::mem::replace(buffer, rest);
-    let lines = whole.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines = whole.split_inclusive(|byte| *byte == b'\n');
     lines.map(|line| serde_json::from_slice(line).map_err(std::io::Error::from)).collect()
 }

@@ -9,17 +9,20 @@
 //! In: a connection. Out: the same bytes, and the descriptors that are memory ([`is_memory`]), for which no operation
 //! blocks. At the first descriptor of another kind the connection ends.
 //!
-//! Each line makes the daemon test an admission, so lines come no faster than a device process limits its guest to, and
-//! data without an end of line counts as a line: the thread sleeps, and the device process waits.
+//! Each line makes the daemon test an admission, and perhaps look at the whole host. So the next line is passed on when
+//! the daemon has answered the last one and the bucket has a token; the daemon takes tokens for its time. Data without
+//! an end of line counts as a line. Meanwhile the device process waits.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use ontime_base::Bucket;
+use ontime_base::bucket::REFILL;
 use ontime_sched::published::is_memory;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -33,27 +36,37 @@ use crate::daemon::nice;
 /// The stack size, bytes. The daemon's memory is locked, so it is not larger than necessary.
 const STACK: usize = 256 << 10;
 
-/// Starts the receiver. Received data is read from the returned socket; answers are written to `stream`. The thread
-/// ends some time after both are closed; close `stream` first. It takes a token of `lines` for each line, and returns
-/// the rest.
+/// The tokens of a VM, for lines and for the daemon's time.
+pub(super) type Tokens = Arc<Mutex<Bucket>>;
+
+/// A receiver and its ends for the main thread.
+#[derive(Debug)]
+pub(super) struct Started {
+    /// Received data.
+    pub received: UnixStream,
+    /// Takes a message when a line has been answered.
+    pub answered: Sender<()>,
+    pub thread: JoinHandle<()>,
+}
+
+/// Starts the receiver. Answers are written to `stream`. The thread ends some time after `stream` and the ends of
+/// [`Started`] are closed; close `stream` first. It takes a token for each line.
 ///
 /// # Errors
 /// The kernel's error; `ENOSYS` before Linux 5.9.
-pub(super) fn start<const FILES: usize>(
-    stream: &UnixStream,
-    mut lines: Bucket,
-) -> io::Result<(UnixStream, JoinHandle<Bucket>)> {
+pub(super) fn start<const FILES: usize>(stream: &UnixStream, tokens: Tokens) -> io::Result<Started> {
     let (received, give) = UnixStream::pair()?;
     received.set_nonblocking(true)?;
     let numbers = (stream.as_raw_fd(), give.as_raw_fd());
     let (tell, told) = sync_channel(1);
+    let (answered, answers) = channel();
     let thread = Builder::new().name("ontime-guest".to_owned()).stack_size(STACK).spawn(move || {
         // A guest waits for the answer to each request. While no method is applied, the main thread refuses it.
         nice::of_this_thread(nice::APPLYING);
         match own_table(numbers) {
             Ok((stream, give)) => {
                 let _ = tell.send(Ok(()));
-                relay::<FILES>(&stream, &give, &mut lines);
+                relay::<FILES>(&stream, &give, &tokens, &answers);
                 // Descriptors that were not received are closed with the last reference to the stream. Wait here, so
                 // that this thread and not the daemon closes it last.
                 let _ = give.shutdown(std::net::Shutdown::Write);
@@ -61,12 +74,11 @@ pub(super) fn start<const FILES: usize>(
             }
             Err(error) => drop(tell.send(Err(error))),
         }
-        lines
     })?;
     // Until then the thread still needs these descriptor numbers.
     told.recv().map_err(io::Error::other)??;
     drop(give);
-    Ok((received, thread))
+    Ok(Started { received, answered, thread })
 }
 
 /// Closes all descriptors of this thread but the standard streams and these two.
@@ -93,8 +105,17 @@ fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStre
 }
 
 /// Passes data on until one end is closed or a descriptor arrives that is not memory.
-fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, lines: &mut Bucket) {
+fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, tokens: &Tokens, answers: &Receiver<()>) {
     let mut chunk = [0; 4096];
+    // Waits for a token. Returns whether the main thread still has its ends.
+    let may_go_on = || loop {
+        if tokens.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return true;
+        }
+        if answers.recv_timeout(REFILL) == Err(RecvTimeoutError::Disconnected) {
+            return false;
+        }
+    };
     loop {
         let mut ready = [PollFd::new(stream, PollFlags::IN), PollFd::new(give, PollFlags::IN)];
         match poll(&mut ready, None) {
@@ -106,7 +127,7 @@ fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, lines: &mut
         if gone {
             return;
         }
-        let (count, files) = match receive::<FILES>(stream, &mut chunk) {
+        let (count, mut files) = match receive::<FILES>(stream, &mut chunk) {
             Ok((0, _)) => return,
             Ok(received) => received,
             Err(Errno::INTR | Errno::AGAIN) => continue,
@@ -117,11 +138,13 @@ fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, lines: &mut
             return;
         }
         let bytes = chunk.get(..count).unwrap_or_default();
-        for _ in 0..bytes.iter().filter(|byte| **byte == b'\n').count().max(1) {
-            lines.wait();
-        }
-        if pass_on::<FILES>(give, bytes, &files).is_err() {
-            return;
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !may_go_on() || pass_on::<FILES>(give, part, &std::mem::take(&mut files)).is_err() {
+                return;
+            }
+            if part.ends_with(b"\n") && answers.recv().is_err() {
+                return;
+            }
         }
     }
 }

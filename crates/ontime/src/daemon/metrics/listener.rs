@@ -1,13 +1,15 @@
 //! Metrics over TCP, if `daemon.toml` has a port: `GET /metrics` and nothing else.
 //!
 //! In: connections of any client that can reach the address. Out: the main loop's metrics. Clients may be hostile. At
-//! most [`CLIENTS`] connections are served at a time; each has [`HEAD`] for its request and [`WHOLE`] in all. Further
-//! connections wait in the kernel's backlog. However many clients ask, the main loop gets one request at a time, and at
-//! most one in [`FRESH`]. The thread runs at SCHED_OTHER, at nice 0.
+//! most [`CLIENTS`] connections are served at a time, [`OF_ONE`] of a client; each has [`HEAD`] for its request and
+//! [`WHOLE`] in all. A client's further connections are closed, others wait in the kernel's backlog. However many
+//! clients ask, the main loop gets one request at a time, and at most one in [`FRESH`]. The thread runs at SCHED_OTHER,
+//! at nice 0.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,8 @@ use crate::daemon::nice;
 
 /// Connections served at a time.
 const CLIENTS: usize = 16;
+/// Connections of one address, or of one IPv6 network of 64 bits, that are served at a time.
+const OF_ONE: usize = 4;
 /// The time limit for a request's head.
 const HEAD: Duration = Duration::from_secs(2);
 /// The time limit for a connection. An answer of the main loop takes at most [`crate::api::PATIENCE`].
@@ -86,10 +90,11 @@ fn serve(listener: TcpListener, to: Loop, ended: oneshot::Receiver<()>) -> io::R
 
 async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
     let places = Arc::new(Semaphore::new(CLIENTS));
+    // Each connection has a reference.
+    let mut clients: BTreeMap<IpAddr, Arc<()>> = BTreeMap::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             // The client has left, or no descriptor is free. Wait a moment and go on.
             Err(error) => {
                 tracing::debug!("metrics: {error}");
@@ -97,6 +102,13 @@ async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
                 continue;
             }
         };
+        clients.retain(|_, connections| Arc::strong_count(connections) > 1);
+        let connections = clients.entry(network(address.ip())).or_default();
+        if Arc::strong_count(connections) > OF_ONE {
+            continue;
+        }
+        let own = Arc::clone(connections);
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let source = Arc::clone(&source);
         tokio::spawn(async move {
             let service = hyper::service::service_fn(|request| answer(&source, request));
@@ -107,8 +119,16 @@ async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(WHOLE, connection).await;
-            drop(place);
+            drop((place, own));
         });
+    }
+}
+
+/// The addresses of one client.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -163,7 +183,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -239,9 +259,38 @@ mod tests {
     fn clients_that_say_nothing_keep_no_place() {
         let (_server, address, _) = server();
         let silent: Vec<TcpStream> = (0..CLIENTS + 4).map(|_| TcpStream::connect(address).unwrap()).collect();
-        // It is served after the time limit of the connections before it.
-        let answer = said(address, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let get = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
+        // Another client is served at once.
+        let start = Instant::now();
+        let mut other = socket_of(Ipv4Addr::new(127, 0, 0, 2), address);
+        other.write_all(get.as_bytes()).unwrap();
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && start.elapsed() < HEAD, "{answer} after {:?}", start.elapsed());
+        // This one is served after the time limit of its connections before.
+        while !said(address, get).starts_with("HTTP/1.1 200 ") {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(start.elapsed() > HEAD / 2);
         drop(silent);
+    }
+
+    /// A connection from this address of the host.
+    fn socket_of(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+        connect(&socket, &to).unwrap();
+        TcpStream::from(socket)
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_client() {
+        let of = |address: &str| network(address.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:1"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 }
