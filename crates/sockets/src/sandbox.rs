@@ -121,6 +121,7 @@ fn stays_privileged(options: &Options) -> bool {
 }
 
 /// The system call filters.
+#[must_use = "until they are installed every system call is allowed"]
 #[derive(Debug, Default)]
 pub struct Filters(Vec<BpfProgram>);
 

@@ -1587,6 +1587,7 @@ mod tests {
             let _ = libvirt_scope(&path);
             let _ = vm_scope(&path);
             let _ = (is_monitors(&path), unit_of(&path), name_of_scope(&path), instance_of(&path));
+            let _ = (other_libvirt_vm(&path, "web"), machine_name(&path));
             let _ = started_by_lxc(&[path.clone(), path.clone()], &path);
             let _ = owner_of_path(&path);
             let _ = unescape(&path);

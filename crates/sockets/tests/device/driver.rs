@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -86,8 +87,7 @@ impl Vm {
 
     /// The output of `ontime sockets test --json`.
     pub(crate) fn status(&self) -> ontime_sockets::status::Status {
-        let stream =
-            std::os::unix::net::UnixStream::connect(ontime_sockets::Paths::new(&self.run, "test").status()).unwrap();
+        let stream = UnixStream::connect(ontime_sockets::Paths::new(&self.run, "test").status()).unwrap();
         serde_json::from_reader(stream).unwrap()
     }
 
@@ -145,7 +145,7 @@ impl Vm {
     /// Number of open descriptors of the device process, without those that it closes once a device is connected.
     pub(crate) fn descriptors(&self) -> usize {
         for channel in 0..self.channels.len() as u32 {
-            while std::os::unix::net::UnixStream::connect(self.socket_path(channel)).is_ok() {}
+            while UnixStream::connect(self.socket_path(channel)).is_ok() {}
         }
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
@@ -181,14 +181,12 @@ fn device_process() {
     let allowed = std::env::var_os(STRICT).is_none();
     let user = std::env::var(USER).ok().map(|user| user.parse().unwrap()).map(|user| (user, user));
     let sandbox = Sandbox { allow_root: allowed, allow_host_network: allowed, user, ..Default::default() };
-    let status = paths.status();
     if std::env::var_os(PANICS).is_some() {
-        std::thread::spawn(move || {
-            while !status.exists() {
+        std::thread::spawn(|| {
+            // With the filters installed.
+            while File::open("/proc/self/status").is_ok() {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // After the start, with the filter installed.
-            std::thread::sleep(Duration::from_millis(300));
             panic!("as a thread that has a bug");
         });
     }
@@ -208,13 +206,18 @@ pub(crate) fn command(run: &Path, config: &Path) -> Command {
 /// Starts a device process and waits until it listens.
 pub(crate) fn device(run: &Path, config: &Path) -> Child {
     let child = command(run, config).spawn().unwrap();
+    wait_for(run);
+    child
+}
+
+/// Waits until the device process has made its sockets, of which this one is the last.
+pub(crate) fn wait_for(run: &Path) {
     let status = ontime_sockets::Paths::new(run, "test").status();
     let start = Instant::now();
-    while !status.exists() {
+    while UnixStream::connect(&status).is_err() {
         assert!(start.elapsed() < PATIENCE, "the device process does not start");
         std::thread::sleep(Duration::from_millis(5));
     }
-    child
 }
 
 pub(crate) fn write_descriptor(memory: &GuestMemoryMmap, at: u64, address: u64, len: u32, flags: u16, next: u16) {

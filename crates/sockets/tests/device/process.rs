@@ -337,6 +337,8 @@ fn its_sockets_are_gone_when_it_has_ended() {
 fn it_ends_where_a_thread_panics() {
     let site = Site::new("channels = 1");
     let mut process = site.command().env(PANICS, "1").spawn().unwrap();
+    driver::wait_for(&site.path("run"));
+    let _qemu = UnixStream::connect(ontime_sockets::Paths::new(&site.path("run"), "test").device(0)).unwrap();
     let status = ended(&mut process);
     assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
 }
