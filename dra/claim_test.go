@@ -147,15 +147,15 @@ func capacities(devices []resourceapi.Device) map[string]int64 {
 
 func TestNoCPUIsPublishedTwice(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2, 3, 5}, Capacity: &nodeCapacity{UnpinnedPerCPU: 949_996, Largest: 949_988,
-		PinnedPerCPU: 949_740, Other: 250_000, PreemptRT: true}}
+		PinnedPerCPU: 849_740, Watcher: 100_000, Other: 250_000, PreemptRT: true}}
 	for _, example := range []struct {
 		pinned string
 		wanted map[string]int64
 	}{
-		{"", map[string]int64{sharedDevice: 5*949_996 - 250_000}},
+		{"", map[string]int64{sharedDevice: 5*949_996 - 350_000}},
 		// CPU 4 is not one of the daemon's.
-		{"3-5", map[string]int64{sharedDevice: 3*949_996 - 250_000, "cpu-3": 949_740, "cpu-5": 949_740}},
-		{"0-5", map[string]int64{"cpu-0": 949_740, "cpu-1": 949_740, "cpu-2": 949_740, "cpu-3": 949_740, "cpu-5": 949_740}},
+		{"3-5", map[string]int64{sharedDevice: 3*949_996 - 350_000, "cpu-3": 849_740, "cpu-5": 849_740}},
+		{"0-5", map[string]int64{"cpu-0": 849_740, "cpu-1": 849_740, "cpu-2": 849_740, "cpu-3": 849_740, "cpu-5": 849_740}},
 	} {
 		pinned, err := cpuset.Parse(example.pinned)
 		if err != nil {

@@ -110,7 +110,9 @@ type nodeCapacity struct {
 	UnpinnedPerCPU microcpus `json:"unpinned_micro_cpus_per_cpu"`
 	Largest        microcpus `json:"largest_micro_cpus"`
 	PinnedPerCPU   microcpus `json:"pinned_micro_cpus_per_cpu"`
-	Other          microcpus `json:"other_micro_cpus"`
+	// Watcher is taken once from what all CPUs have for work that is not pinned.
+	Watcher microcpus `json:"watcher_micro_cpus"`
+	Other   microcpus `json:"other_micro_cpus"`
 	// Pacers is what the pacers of sched.toml's VMs need of each CPU.
 	Pacers    map[int]microcpus `json:"pacers_micro_cpus"`
 	PreemptRT bool              `json:"preempt_rt"`

@@ -79,7 +79,7 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 	// or, with the reason in Why, none of them; it has none of a VM that sched.toml names.
 	requested := map[string]cpuset.CPUSet{}
 	taken, held := map[int]microcpus{}, map[int]microcpus{}
-	shared := microcpus(0)
+	shared := -capacity.Watcher
 	for _, reservation := range state.Requested {
 		if !reservation.isHeld() {
 			continue

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,8 @@ type driver struct {
 	served    told
 	losses    told
 	lost      map[types.UID]error
+	// crowded are claims that another pod uses as well, at the last renewal.
+	crowded map[types.UID]error
 }
 
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
@@ -319,7 +322,7 @@ func (driver *driver) renew(ctx context.Context, recorded map[types.UID]record, 
 		}
 		if err == nil && !record.Released {
 			// A renewal changes nothing of it.
-			err = present.problem()
+			err = cmp.Or(present.problem(), driver.crowded[uid])
 		}
 		if err == nil {
 			continue
@@ -334,6 +337,7 @@ func (driver *driver) renew(ctx context.Context, recorded map[types.UID]record, 
 		}
 	}
 	driver.lost = lost
+	maps.DeleteFunc(driver.crowded, func(uid types.UID, _ error) bool { _, found := recorded[uid]; return !found })
 	driver.warn(&driver.losses, driver.lostWarning(lasting))
 	return errors.Join(problems...)
 }
@@ -388,7 +392,8 @@ func (driver *driver) isGone(ctx context.Context, uid types.UID, record record) 
 	if claim.UID != uid || claim.Status.Allocation == nil || !used {
 		return true, nil
 	}
-	// Where policy pods.cpu.ontime is not installed, another pod may use the claim as well, and has no CPU time.
-	_, err = podOf(claim)
-	return false, err
+	// Where policy pods.cpu.ontime is not installed, another pod may use the claim as well, and has no CPU time: kubelet
+	// asks no driver again for a claim that is prepared.
+	_, driver.crowded[uid] = podOf(claim)
+	return false, nil
 }

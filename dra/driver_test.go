@@ -57,7 +57,7 @@ func newDriver(t *testing.T, folder, socket string, api *fake.Clientset) *driver
 	}
 	_, fatal := context.WithCancelCause(context.Background())
 	return &driver{node: testNode, anyKernel: true, lease: time.Minute, client: api, daemon: newDaemonClient(socket),
-		events: &eventrecord.FakeRecorder{}, cdi: filepath.Join(folder, "cdi"), fatal: fatal, records: records}
+		crowded: map[types.UID]error{}, events: &eventrecord.FakeRecorder{}, cdi: filepath.Join(folder, "cdi"), fatal: fatal, records: records}
 }
 
 // apiServer has these claims.
@@ -207,11 +207,11 @@ func TestARealDaemonAdmitsWhatIsPublishedBesideAPinnedReservation(t *testing.T) 
 	var pages pages
 	ok(t, driver.look(t.Context(), &pages))
 	left := pages.devices[sharedDevice]
-	if wanted := state.Capacity.UnpinnedPerCPU * int64(len(state.Cpus)-1); left != wanted {
+	if wanted := state.Capacity.UnpinnedPerCPU*int64(len(state.Cpus)-1) - state.Capacity.Watcher; left != wanted {
 		t.Fatalf("the node publishes %d, wanted %d", left, wanted)
 	}
 	for number := 0; left >= 10; number++ {
-		part := min(left, 900_000)
+		part := min(left, state.Capacity.Largest)
 		left -= part
 		claim := allocated(fmt.Sprint(number), parameters(fmt.Sprintf(`"budget":"%dus","period":"1s"`, part)),
 			deviceResult(sharedDevice, part))
@@ -568,7 +568,8 @@ func TestAReservationEndsWithItsPod(t *testing.T) {
 	}
 }
 
-// A second replica that names the same claim must not take the time of the pod that runs, and is not prepared.
+// A second replica that names the same claim must not take the time of the pod that runs, and is not prepared. Kubelet
+// does not ask for a claim that is prepared, so an event names the pods.
 func TestAPodKeepsItsTimeWhileAnotherNamesItsClaim(t *testing.T) {
 	answers, socket := serve(t)
 	answers.status, answers.body = 200, `{"cpus":[0],"requested":[],"capacity":{}}`
@@ -581,10 +582,21 @@ func TestAPodKeepsItsTimeWhileAnotherNamesItsClaim(t *testing.T) {
 	if err := prepare(t, driver, shared); err == nil || !strings.Contains(err.Error(), "2 pods (pod-a, second)") {
 		t.Errorf("the second pod is prepared: %v", err)
 	}
-	ok(t, driver.look(t.Context(), &pages{}))
+	event := eventOf(t, driver)
 	wanted := "GET /v1/reservations, PUT /v1/reservations/" + reservationName(claim.UID)
-	if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 1 {
-		t.Errorf("%s, %v", found, driver.records.claims)
+	if found := strings.Join(answers.requests, ", "); found != wanted || len(driver.records.claims) != 1 || event != "" {
+		t.Errorf("%s, %v, %q", found, driver.records.claims, event)
+	}
+	event = eventOf(t, driver)
+	if !strings.Contains(event, "CPUTimeLost") || !strings.Contains(event, "claim a is for 2 pods (pod-a, second)") {
+		t.Errorf("the event is %q", event)
+	}
+	// The second pod goes.
+	_, err := driver.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(t.Context(), claim,
+		metav1.UpdateOptions{})
+	ok(t, err)
+	if event = eventOf(t, driver); event != "" || driver.lost[claim.UID] != nil {
+		t.Errorf("the event is %q, lost is %v", event, driver.lost)
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -112,7 +113,7 @@ func run(options options) error {
 	driver := &driver{
 		node: options.node, pinned: pinned, anyKernel: options.anyKernel, lease: options.lease, cdi: options.cdi,
 		client: client, events: newEvents(ctx, client, options.node), daemon: newDaemonClient(options.socket),
-		fatal: fatal, records: records,
+		fatal: fatal, records: records, crowded: map[types.UID]error{},
 	}
 	helper, err := kubeletplugin.Start(ctx, driver,
 		kubeletplugin.DriverName(driverName),

@@ -162,6 +162,9 @@ func pinned(demand demand) resourceapi.ResourceClaimSpec {
 	return claim
 }
 
+// watcher is what the cap watcher needs of all CPUs together.
+const watcher = 100_000
+
 // widened has nodes with this many CPUs: devices as their drivers would publish them there.
 func (allocator allocator) widened(cpus int) allocator {
 	for index, part := range allocator.parts {
@@ -172,8 +175,8 @@ func (allocator allocator) widened(cpus int) allocator {
 		if first < 0 {
 			for at := range devices {
 				capacity := devices[at].Capacity["microcpus"]
-				capacity.Value = *resource.NewQuantity(capacity.Value.Value()*int64(cpus)/int64(runtime.NumCPU()),
-					resource.DecimalSI)
+				more := capacity.Value.Value() + watcher
+				capacity.Value = *resource.NewQuantity(more*int64(cpus)/int64(runtime.NumCPU())-watcher, resource.DecimalSI)
 				devices[at].Capacity["microcpus"] = capacity
 			}
 			continue

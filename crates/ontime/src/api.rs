@@ -345,12 +345,15 @@ pub(crate) struct Reservations {
 /// admits all of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Capacity {
-    /// Of each CPU for reservations that are not pinned; all of them together.
+    /// Of each CPU for reservations that are not pinned; all of them together, less the time of the cap watcher.
     pub unpinned_micro_cpus_per_cpu: u64,
     /// The most that one vCPU may have.
     pub largest_micro_cpus: u64,
     /// Of a CPU that only reservations pinned to it use, up to 64.
     pub pinned_micro_cpus_per_cpu: u64,
+    /// What the cap watcher may take of all CPUs together.
+    #[serde(default)]
+    pub watcher_micro_cpus: u64,
     /// What VMs of sched.toml hold now, with their guests' deadline tasks.
     pub other_micro_cpus: u64,
     /// What the pacers of these VMs need of each CPU, by its number.

@@ -63,13 +63,15 @@ fn a_requested_reservation_holds_its_bandwidth_and_its_vm_gets_it() {
     assert!(cpus > 0 && free["off"].is_null(), "{free}");
     let per_cpu = free["capacity"]["unpinned_micro_cpus_per_cpu"].as_u64().unwrap();
     assert_eq!((per_cpu, &free["capacity"]["other_micro_cpus"]), (949_996, &json!(0)));
+    let watcher = free["capacity"]["watcher_micro_cpus"].as_u64().unwrap();
+    assert_eq!(watcher, 100_000, "a tenth of a CPU");
 
     let (status, held) = put(&site, "one", &with(for_vm(&vm, 200), "owner", json!("test")));
     assert_eq!((status, &held["state"], &held["held"]), (201, &json!("waiting"), &json!(true)), "{held}");
     assert_eq!((&held["micro_cpus"], &held["uid"], &held["owner"]), (&json!(200_000), &json!(0), &json!("test")));
     // The rest to the millionth, as periods of 1 s: on each CPU as much as one vCPU may have, and what is left of that.
     let largest = free["capacity"]["largest_micro_cpus"].as_u64().unwrap();
-    let mut left = cpus * per_cpu - 200_000;
+    let mut left = cpus * per_cpu - watcher - 200_000;
     let mut count = 0;
     let micros =
         |micros: u64| json!({"for": {"vm": "x"}, "budget_us": micros, "period_us": 1_000_000, "lease_seconds": 3600});

@@ -13,6 +13,7 @@ use ontime_tenants::config::{self, ConfigError, Text, TextPosition};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::beside::{Beside, WATCHER_PPM};
 use crate::lease::Lease;
 use crate::model::{BackendKind, Beyond};
 
@@ -54,6 +55,8 @@ pub struct SchedConfig {
     pub backend: BackendKind,
     /// The part of each CPU that is never reserved.
     pub reserve: Bandwidth,
+    /// The part of each CPU that the runtime caps keep from real-time threads. No file of these has it.
+    pub uncapped: Bandwidth,
     /// CPUs for reservations; None: all that are online.
     pub cpus: Option<CpuSet>,
     /// The policy of a vCPU that has used up its share.
@@ -69,6 +72,7 @@ impl Default for SchedConfig {
         Self {
             backend: BackendKind::default(),
             reserve: Bandwidth::ppm(RESERVE_PPM),
+            uncapped: Bandwidth::ppm(RESERVE_PPM),
             cpus: None,
             beyond: Beyond::default(),
             reservations: Vec::new(),
@@ -143,6 +147,19 @@ impl SchedConfig {
     /// The CPUs for reservations, of those that are online.
     pub fn cpus_of(&self, online: &CpuSet) -> Vec<u32> {
         online.iter().filter(|cpu| self.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect()
+    }
+
+    /// What leases leave of the CPUs: a container has its time only as far as the runtime caps allow.
+    pub fn beside_leases(&self) -> Beside {
+        Beside { reserve: self.reserve.max(self.uncapped), watcher: Bandwidth::ppm(WATCHER_PPM) }
+    }
+
+    /// What reservations leave of the CPUs.
+    pub(crate) fn beside(&self) -> Beside {
+        match self.leases.is_empty() {
+            true => Beside { reserve: self.reserve, watcher: Bandwidth::ZERO },
+            false => self.beside_leases(),
+        }
     }
 
     /// Whether nothing is to be reserved.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `model` | the crate's words: kinds, places, counters, budgets, errors |
 //! | `lease` | reservations that programs requested from the daemon |
+//! | `beside` | what is kept of the CPUs beside reservations |
 //! | `config` | strict TOML |
 //! | `memory_file` | which files a pacer can read without waiting for another process |
 //! | `guest_page` | the next deadlines that guests publish, read without trusting them |
@@ -22,6 +23,7 @@
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 mod admit;
+mod beside;
 mod config;
 pub mod ext;
 #[cfg(test)]
@@ -40,6 +42,7 @@ pub use admit::{
     Ask, Asks, Capacity, GuestNeed, Held, LeaseState, Offer, Refused, Reservations as Settled, Reserved, Taking,
     admit as settle, fit_beside, pacers_of_declared,
 };
+pub use beside::{Beside, WATCHER_PPM};
 pub use config::{Declared, PERIODS, SchedConfig};
 pub use guest_page::{Page, Task};
 pub use lease::Lease;

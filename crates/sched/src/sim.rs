@@ -9,6 +9,7 @@ use ontime_tenants::{Class, ThreadId};
 
 use crate::admit::pacing::{CHECK, HANDED_OVER, NEXT, PLACE, READ, STATE};
 use crate::admit::{Reservations, Reserved};
+use crate::beside::Beside;
 use crate::guest_page::{self, Follow};
 use crate::model::{Counts, Next, Place, Share, Snapshot, Tally, Threads};
 use crate::policy::{Planning, Schedule};
@@ -340,7 +341,8 @@ pub(crate) fn admitted(cpus: u32, reserve: Bandwidth, vcpus: Vec<Reserved>) -> O
     let all: Vec<_> = reserves.chain(free).collect();
     let admitted = ontime_plan::Admission::new(cpus, Bandwidth::ZERO).admit(&all).ok()?;
     let (cpus, shared) = ((0..cpus).collect(), admitted.shared);
-    Some(Reservations { vcpus, cpus, shared, reserve, ..Reservations::default() })
+    let beside = Beside { reserve, watcher: Bandwidth::ZERO };
+    Some(Reservations { vcpus, cpus, shared, beside, ..Reservations::default() })
 }
 
 pub(crate) fn start(planning: Planning, cpus: u32, asked: &[(u64, u64)], guests: &[Guest]) -> (Schedule, Host) {

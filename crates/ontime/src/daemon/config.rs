@@ -304,12 +304,10 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] for the first error, with file, line and what is allowed.
     pub(crate) fn load(directory: &Path) -> Result<Self, ConfigError> {
-        Ok(Self {
-            rules: Rules::load(directory)?,
-            host: HostConfig::load(directory)?,
-            daemon: DaemonConfig::load(directory)?,
-            sched: SchedConfig::load(directory)?,
-        })
+        let daemon = DaemonConfig::load(directory)?;
+        let uncapped = daemon.cap_cpu_share.rest();
+        let (rules, host) = (Rules::load(directory)?, HostConfig::load(directory)?);
+        Ok(Self { rules, host, daemon, sched: SchedConfig { uncapped, ..SchedConfig::load(directory)? } })
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ontime_plan::edf::Partition;
 use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Tenant, Vcpu};
+use ontime_sched::{Beside, WATCHER_PPM};
 use ontime_tenants::config::{ConfigError, Text};
 use serde::Deserialize;
 use toml::Spanned;
@@ -63,9 +64,9 @@ struct RtaEntry {
 pub(crate) enum Reserve {
     /// On each host, on whatever CPUs.
     Host(Bandwidth),
-    /// On each CPU, as the daemon keeps it. Bandwidth is then in whole millionths of a CPU, as in reservations that
-    /// programs request.
-    EachCpu(Bandwidth),
+    /// On each CPU, and for the cap watcher, as the daemon keeps it beside reservations that programs request.
+    /// Bandwidth is then in whole millionths of a CPU, as in these.
+    EachCpu(Beside),
 }
 
 /// The checked content of the file.
@@ -86,7 +87,7 @@ impl PlanFile {
     pub(super) fn kept(&self) -> Bandwidth {
         match self.reserve {
             Reserve::Host(kept) => kept,
-            Reserve::EachCpu(kept) => std::iter::repeat_n(kept, self.cpus as usize).sum(),
+            Reserve::EachCpu(kept) => kept.of_all(self.cpus as usize),
         }
     }
 }
@@ -120,7 +121,9 @@ pub(crate) fn parse(text: &Text) -> Result<PlanFile, ConfigError> {
         (_, Some(_)) if host.bulk_reserve.is_some() => {
             return Err(refuse_host("give reserve (of each CPU) or bulk-reserve (of the host), not both".to_owned()));
         }
-        (_, Some(kept)) if (0.01..=0.9).contains(&kept) => Reserve::EachCpu(ppm(kept)),
+        (_, Some(kept)) if (0.01..=0.9).contains(&kept) => {
+            Reserve::EachCpu(Beside { reserve: ppm(kept), watcher: Bandwidth::ppm(WATCHER_PPM) })
+        }
         (_, Some(kept)) => {
             return Err(refuse_host(format!("reserve = {kept} is not a part of each CPU from 0.01 to 0.9")));
         }

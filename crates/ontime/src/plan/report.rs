@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ontime_plan::compositional::{self, Task};
 use ontime_plan::simulate::{Options, Outcome, simulate};
 use ontime_plan::{Admission, Admitted, Bandwidth, Filling, Nanos, Refusal, Reservation, Tenant, Vcpu};
-use ontime_sched::fit_beside;
+use ontime_sched::{Beside, fit_beside};
 use serde::Serialize;
 
 use super::file::{PlanFile, Reserve};
@@ -158,7 +158,7 @@ struct Filled {
 /// A host's admission, by what is kept for bulk tenants.
 enum Cpus {
     Host(Filling),
-    EachCpu { kept: Bandwidth, admitted: Admitted },
+    EachCpu { kept: Beside, admitted: Admitted },
 }
 
 impl Filled {
@@ -253,7 +253,7 @@ pub(super) fn place(plan: &PlanFile, hosts: usize, in_order: bool) -> (Vec<Place
 }
 
 /// The admission of these vCPUs, each with the index of its tenant, beside what is kept on each CPU.
-fn beside_reserves(plan: &PlanFile, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -> Result<Admitted, String> {
+fn beside_reserves(plan: &PlanFile, kept: Beside, vcpus: &[(usize, &Vcpu)]) -> Result<Admitted, String> {
     let whole = |ask: Reservation| Reservation { bandwidth: Bandwidth::ppm(ask.bandwidth.whole_ppm()), ..ask };
     let asked: Vec<Reservation> = vcpus.iter().map(|(_, vcpu)| whole(Reservation::from(*vcpu))).collect();
     let total = asked.iter().map(|ask| ask.bandwidth).sum();
@@ -261,8 +261,8 @@ fn beside_reserves(plan: &PlanFile, kept: Bandwidth, vcpus: &[(usize, &Vcpu)]) -
     let owners: Vec<usize> = vcpus.iter().map(|(of, _)| *of).collect();
     let name =
         |at: usize| vcpu_name(plan, &owners, at).map_or_else(String::new, |(vcpu, of)| format!("vCPU {vcpu} of {of}"));
-    let Admitted { home, shared, .. } = fit_beside(kept, &cpus, asked, name)?;
-    Ok(Admitted { home: home.into_iter().skip(cpus.len()).collect(), shared, total })
+    let Admitted { home, shared, .. } = fit_beside(kept, &cpus, asked, |_| true, name)?;
+    Ok(Admitted { home: home.into_iter().skip(cpus.len()).take(vcpus.len()).collect(), shared, total })
 }
 
 /// The number of a vCPU in its tenant, and the tenant's name. `owners`: for each vCPU, the index of its tenant.
@@ -484,7 +484,7 @@ mod tests {
         };
         PlanFile {
             cpus,
-            reserve: Reserve::EachCpu(Bandwidth::ppm(50_000)),
+            reserve: Reserve::EachCpu(SchedConfig::default().beside_leases()),
             tenants: tenants.iter().enumerate().map(tenant).collect(),
             hosts: vec![None; tenants.len()],
         }
@@ -536,13 +536,14 @@ mod tests {
         ) {
             let tenants: Vec<_> = tenants.iter().map(|(share, vcpus)| (*share, *vcpus, None)).collect();
             let plan = plan(cpus, &tenants);
-            let capacity = Capacity::beside(Bandwidth::ppm(50_000));
+            let capacity = Capacity::beside(SchedConfig::default().beside_leases());
             let mut taken = vec![0_u64; nodes];
             let scheduled: Vec<Option<usize>> = tenants.iter().map(|((budget, period), vcpus, _)| {
                 let each = (budget * 1_000_000).div_ceil(*period);
                 let asked = each * *vcpus as u64;
                 let fits = |node: &usize| {
-                    each <= capacity.largest && taken[*node] + asked <= u64::from(cpus) * capacity.unpinned
+                    let all = u64::from(cpus) * capacity.unpinned - capacity.watcher;
+                    each <= capacity.largest && taken[*node] + asked <= all
                 };
                 let node = (0..nodes).filter(fits).min_by_key(|node| taken[*node])?;
                 taken[node] += asked;

@@ -62,8 +62,8 @@ fn admit_by<'a>(
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let had = |vcpu: &Reserved| Had { home: before.cpu(vcpu).and_then(place), period: vcpu.period };
     let held: BTreeMap<ThreadId, Had> = before.vcpus.iter().map(|vcpu| (vcpu.id, had(vcpu))).collect();
-    let (reserve, pacing) = (config.reserve, config.backend.pacing());
-    let mut reservations = Reservations { cpus, reserve, pacing, ..Reservations::default() };
+    let (beside, pacing) = (config.beside(), config.backend.pacing());
+    let mut reservations = Reservations { cpus, beside, pacing, ..Reservations::default() };
     // A container has no vCPUs, and a pod's user chooses its name.
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk && tenant.kind != Kind::Container;
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();

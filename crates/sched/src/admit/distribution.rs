@@ -51,7 +51,7 @@ fn in_the_shortest_period(vcpu: &Reserved, budget: u64) -> Reserved {
 /// Whether the offers of `before` are still right: the same vCPUs on the same CPUs. If so, keeps them.
 fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
     let place =
-        |reservations: &Reservations| (reservations.cpus.clone(), reservations.shared.clone(), reservations.reserve);
+        |reservations: &Reservations| (reservations.cpus.clone(), reservations.shared.clone(), reservations.beside);
     let is_like = place(reservations) == place(before) && reservations.kept == before.kept;
     if reservations.vcpus.len() != before.vcpus.len() || !is_like {
         return false;
@@ -80,13 +80,14 @@ fn keep_offers(reservations: &mut Reservations, before: &Reservations) -> bool {
 /// For each home CPU (None: all shared CPUs together), an equal part of what is free there for each vCPU with an offer,
 /// in millionths of a CPU.
 fn free_parts(reservations: &Reservations) -> BTreeMap<Option<u32>, u64> {
-    let free = 1_000_000_u64.saturating_sub(reservations.reserve.whole_ppm());
+    let free = 1_000_000_u64.saturating_sub(reservations.beside.reserve.whole_ppm());
     let vcpus: Vec<Reserved> = reservations.vcpus.iter().map(|vcpu| in_the_shortest_period(vcpu, 1)).collect();
     let pacers = |home| pacing::at_home(reservations, &vcpus, home).whole_ppm();
     let of = |home: Option<u32>| {
         let here = || reservations.vcpus.iter().filter(move |vcpu| vcpu.home == home);
         let shared = reservations.shared.iter().filter(|shared| **shared).count() as u64;
-        let whole = if home.is_some() { free } else { free.saturating_mul(shared) };
+        let watcher = reservations.beside.watcher.whole_ppm();
+        let whole = if home.is_some() { free } else { free.saturating_mul(shared).saturating_sub(watcher) };
         let kept = reservations.kept.iter().filter(|kept| kept.cpu == home).map(|kept| kept.bandwidth);
         let taken = here().map(|vcpu| vcpu.bandwidth).chain(kept);
         let taken: u64 = taken.map(|bandwidth| bandwidth.whole_ppm() + 2 * ROUNDING_PPM).sum();

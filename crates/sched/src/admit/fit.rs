@@ -7,6 +7,7 @@ use ontime_plan::{Admission, Admitted, Bandwidth, Refusal, Reservation};
 
 use crate::admit::pacing::{self, Source};
 use crate::admit::reservations::{Kept, Present, Reservations, Reserved, Unfit};
+use crate::beside::Beside;
 
 /// What the planner's rounding may cost on a CPU with a reserve and a vCPU, in millionths of a CPU.
 pub(crate) const ROUNDING_PPM: u64 = 12;
@@ -17,22 +18,27 @@ const PINNED_MOST: u64 = 64;
 /// What a program that only adds up bandwidths may give out of each CPU, in millionths, so that all of it is admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// On a CPU for reservations without a pin. Exact: one millionth more on all such CPUs together is refused.
+    /// On a CPU for reservations without a pin, before the watcher's time is taken from their sum. Exact: one millionth
+    /// more on all such CPUs together is refused.
     pub unpinned: u64,
-    /// The most that one vCPU may have.
+    /// The most that one vCPU may have: it may be on the CPU of the cap watcher while all others are busy.
     pub largest: u64,
     /// On a CPU that only reservations pinned to it use, up to 64 of them.
     pub pinned: u64,
+    /// What the cap watcher needs of all CPUs for reservations without a pin together.
+    pub watcher: u64,
 }
 
 impl Capacity {
-    /// Beside this reserve.
-    pub fn beside(reserve: Bandwidth) -> Self {
-        let free = 1_000_000_u64.saturating_sub(reserve.whole_ppm());
+    /// Beside this.
+    pub fn beside(beside: Beside) -> Self {
+        let free = 1_000_000_u64.saturating_sub(beside.reserve.whole_ppm());
+        let watcher = beside.watcher.whole_ppm();
         Self {
             unpinned: free.saturating_sub(PINNED_PPM),
-            largest: free.saturating_sub(ROUNDING_PPM),
-            pinned: free.saturating_sub(PINNED_PPM * (1 + PINNED_MOST)),
+            largest: free.saturating_sub(watcher + ROUNDING_PPM),
+            pinned: free.saturating_sub(watcher + PINNED_PPM * (1 + PINNED_MOST)),
+            watcher,
         }
     }
 }
@@ -69,8 +75,9 @@ pub(crate) fn fit(
     let keep =
         |kept: &Kept| Reservation { bandwidth: kept.bandwidth, affinity: kept.cpu.map(|cpu| BTreeSet::from([cpu])) };
     let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
-    let Reservations { reserve, ref cpus, .. } = *reservations;
-    let admitted = fit_beside(reserve, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), name)?;
+    let Reservations { beside, ref cpus, .. } = *reservations;
+    let leased = |at: usize| vcpus.get(at).is_none_or(|vcpu| vcpu.leased);
+    let admitted = fit_beside(beside, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), leased, name)?;
     let homes = admitted.home.get(cpus.len()..).unwrap_or_default();
     for source in sources {
         pacing::check(reservations, vcpus, kept, homes, *source, present)?;
@@ -78,35 +85,44 @@ pub(crate) fn fit(
     Ok(admitted)
 }
 
-/// The admission test for these reservations and the reserves of these CPUs. Affinities are indices of `cpus`; `name`
-/// is what a reservation is called. In the result the reserves come first.
+/// The admission test for these reservations beside what is kept of these CPUs. Affinities are indices of `cpus`;
+/// `capped` says whether a reservation depends on runtime caps, and `name` what it is called. In the result the
+/// reserves come first.
 ///
 /// # Errors
 /// The reason, and the remedy.
 pub fn fit_beside(
-    reserve: Bandwidth,
+    beside: Beside,
     cpus: &[u32],
     asked: Vec<Reservation>,
+    capped: impl Fn(usize) -> bool,
     name: impl Fn(usize) -> String,
 ) -> Result<Admitted, String> {
     let count = cpus.len();
     let number = u32::try_from(count).unwrap_or(u32::MAX);
-    let beside = reserve + Bandwidth::ppm(ROUNDING_PPM);
-    if let Some(at) = asked.iter().position(|ask| ask.bandwidth + beside > Bandwidth::ONE) {
+    let Beside { reserve, watcher } = beside;
+    // One that depends on caps may be on the watcher's CPU while all others are busy.
+    let least = |at: usize| reserve + Bandwidth::ppm(ROUNDING_PPM) + if capped(at) { watcher } else { Bandwidth::ZERO };
+    let is_too_large = |(at, ask): (usize, &Reservation)| ask.bandwidth + least(at) > Bandwidth::ONE;
+    if let Some(at) = asked.iter().enumerate().position(is_too_large) {
+        let watcher = if capped(at) { format!(", and {watcher} for the cap watcher") } else { String::new() };
         return Err(format!(
-            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU); ask for less, or \
-             reserve less",
+            "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU{watcher}); ask for less, \
+             or reserve less",
             name(at)
         ));
     }
-    let kept: Bandwidth = std::iter::repeat_n(reserve, count).sum();
+    let kept = beside.of_all(count);
     let total: Bandwidth = asked.iter().map(|ask| ask.bandwidth).sum();
     if total + kept > Bandwidth::cpus(count) {
-        return Err(Refusal::Full { total, reserve: kept, cpus: number }.to_string());
+        let why = Refusal::Full { total, reserve: kept, cpus: number }.to_string();
+        let is_watched = watcher > Bandwidth::ZERO;
+        return Err(if is_watched { format!("{why} (of these {watcher} for the cap watcher)") } else { why });
     }
     let reserves = (0..number).map(|cpu| Reservation { bandwidth: reserve, affinity: Some(BTreeSet::from([cpu])) });
-    let all: Vec<Reservation> = reserves.chain(asked).collect();
-    Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
+    let watched = (watcher > Bandwidth::ZERO).then_some(Reservation { bandwidth: watcher, affinity: None });
+    let all: Vec<Reservation> = reserves.chain(asked).chain(watched).collect();
+    let admitted = Admission::new(number, Bandwidth::ZERO).admit(&all).map_err(|refusal| match refusal {
         Refusal::Affinity { vcpu, bandwidth } => match (vcpu.checked_sub(count), cpus.get(vcpu)) {
             (None, Some(cpu)) => format!(
                 "CPU {cpu} would have less than its reserve ({reserve} of each CPU) left; widen the pinning to it"
@@ -121,5 +137,18 @@ pub fn fit_beside(
                                  for each vCPU); ask for a little less"
             .to_owned(),
         other => other.to_string(),
-    })
+    })?;
+    // The watcher may be on any CPU, and what stays there cannot make room for it.
+    let homes = || admitted.home.iter().zip(&all).skip(count);
+    for (at, cpu) in (0..number).zip(cpus) {
+        let stay: Bandwidth = homes().filter(|(home, _)| **home == Some(at)).map(|(_, one)| one.bandwidth).sum();
+        let is_capped = homes().enumerate().any(|(asked, (home, _))| *home == Some(at) && capped(asked));
+        if is_capped && stay + reserve + watcher > Bandwidth::ONE {
+            return Err(format!(
+                "CPU {cpu} would have less left than its reserve ({reserve} of each CPU) and the time of the cap \
+                 watcher, {watcher}; ask for less there, or for another CPU"
+            ));
+        }
+    }
+    Ok(admitted)
 }

@@ -12,6 +12,7 @@ use ontime_plan::dpwrap::{SLICE_MAX, SLICE_MIN};
 use ontime_plan::{Bandwidth, Nanos};
 
 use crate::admit::reservations::{Kept, Present, Reservations, Reserved, Unfit};
+use crate::beside::Beside;
 use crate::model::{PROMPT, Pacing};
 
 /// The duration of a check without its calls, ns; and of each call: reading a thread's counters, asking whether it
@@ -200,32 +201,50 @@ pub(crate) fn check(
     match source {
         Source::Unreserved => {
             let bandwidths = vcpus.iter().map(|vcpu| vcpu.bandwidth).chain(kept.iter().map(|kept| kept.bandwidth));
-            let all: Vec<(Bandwidth, Option<u32>)> = bandwidths.zip(homes.iter().copied()).collect();
+            let capped = vcpus.iter().map(|vcpu| vcpu.leased).chain(kept.iter().map(|_| true));
+            let all = bandwidths.zip(homes).zip(capped);
+            let all: Vec<Held> =
+                all.map(|((bandwidth, home), capped)| Held { bandwidth, home: *home, capped }).collect();
             let (of_vcpus, of_kept) = homes.split_at(homes.len().min(vcpus.len()));
             let new = of_vcpus.iter().skip(present.vcpus).chain(of_kept.iter().skip(present.kept));
             unreserved(reservations, &of_declared, &all, &new.copied().collect::<Vec<_>>())
         }
         Source::Reserve => {
             let served: Vec<Served> = vcpus.iter().map(Served::from).collect();
-            half_of_reserve(reservations.reserve, &of_declared, &groups(pacing, cpus, &served, homes))
+            half_of_reserve(reservations.beside.reserve, &of_declared, &groups(pacing, cpus, &served, homes))
         }
     }
 }
 
-/// Whether the pacers of these groups have their time beside all bandwidths with their home CPUs, and the reserve.
+/// A reservation with its home CPU.
+struct Held {
+    bandwidth: Bandwidth,
+    home: Option<u32>,
+    /// Whether it depends on runtime caps.
+    capped: bool,
+}
+
+/// Whether the pacers of these groups have their time beside all that is held, the reserve and the cap watcher.
 /// `new`: the home CPUs of what is new.
 fn unreserved(
     reservations: &Reservations,
     groups: &[Group<'_>],
-    all: &[(Bandwidth, Option<u32>)],
+    all: &[Held],
     new: &[Option<u32>],
 ) -> Result<(), Unfit> {
     let remedy = "choose a longer one, or reserve less";
-    let reserve = |cpus: usize| std::iter::repeat_n(reservations.reserve, cpus).sum::<Bandwidth>();
+    let Beside { reserve, watcher } = reservations.beside;
+    // What stays on a CPU cannot make room for the watcher elsewhere, and all that may migrate can on one.
+    let kept = |here: &[&Held], cpus: usize| {
+        let watched: BTreeSet<Option<u32>> = here.iter().filter(|one| one.capped).map(|one| one.home).collect();
+        let watcher = std::iter::repeat_n(watcher, watched.len().min(cpus));
+        std::iter::repeat_n(reserve, cpus).chain(watcher).sum::<Bandwidth>()
+    };
     for group in groups {
         let is_on = |home: Option<u32>| group.alone || group.cpu.is_none_or(|(at, _)| home == Some(at));
-        let reserved: Bandwidth = all.iter().filter(|(_, home)| is_on(*home)).map(|(one, _)| *one).sum();
-        let (reserve, needs) = (reserve(group.cpus), group.needs());
+        let here: Vec<&Held> = all.iter().filter(|one| is_on(one.home)).collect();
+        let reserved: Bandwidth = here.iter().map(|one| one.bandwidth).sum();
+        let (reserve, needs) = (kept(&here, group.cpus), group.needs());
         let fits = needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(group.cpus);
         if !fits && new.iter().any(|home| is_on(*home)) {
             let beside = format!("beside {reserved} reserved and the reserve of {reserve}");
@@ -234,14 +253,15 @@ fn unreserved(
     }
     // What may migrate counts on no CPU alone, and takes the time of any.
     let cpus = reservations.cpus.len();
-    if cpus < 2 || all.iter().all(|(_, home)| home.is_some()) {
+    if cpus < 2 || all.iter().all(|one| one.home.is_some()) {
         return Ok(());
     }
     // The vCPUs of all CPUs are planned in one of the two ways.
     let by_windows = groups.iter().filter(|group| group.cpu.is_some()).map(Group::needs).sum::<Bandwidth>();
     let by_slices = groups.iter().filter(|group| group.cpu.is_none()).map(Group::needs).sum::<Bandwidth>();
     let needs = by_windows.max(by_slices);
-    let (reserved, reserve) = (all.iter().map(|(one, _)| *one).sum::<Bandwidth>(), reserve(cpus));
+    let reserved: Bandwidth = all.iter().map(|one| one.bandwidth).sum();
+    let reserve = kept(&all.iter().collect::<Vec<_>>(), cpus);
     if needs == Bandwidth::ZERO || reserved + reserve + needs <= Bandwidth::cpus(cpus) {
         return Ok(());
     }
@@ -292,8 +312,12 @@ mod tests {
 
     const NONE: Present = Present { vcpus: 0, kept: 0 };
 
+    fn reserve(reserve: Bandwidth) -> Beside {
+        Beside { reserve, watcher: Bandwidth::ZERO }
+    }
+
     fn on(pacing: Pacing, cpus: &[u32]) -> Reservations {
-        Reservations { pacing, cpus: cpus.to_vec(), reserve: Bandwidth::ZERO, ..Reservations::default() }
+        Reservations { pacing, cpus: cpus.to_vec(), ..Reservations::default() }
     }
 
     fn vcpu(number: u32, budget_us: u64, period_us: u64) -> Reserved {
@@ -369,7 +393,7 @@ mod tests {
         let mut set: Vec<Reserved> = (0..10).map(|number| vcpu(number, 50, 5_000)).collect();
         set.extend((10..12).map(|number| Reserved { pinned: false, ..vcpu(number, 3_750, 5_000) }));
         let homes: Vec<Option<u32>> = (0..12).map(|number| (number < 10).then_some(0)).collect();
-        let on = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[0, 1]) };
+        let on = Reservations { beside: reserve(Bandwidth::ppm(50_000)), ..on(Pacing::Best, &[0, 1]) };
         assert_eq!(check(&on, &set, &[], &homes, Source::Unreserved, NONE), Ok(()));
         set[11].bandwidth = Bandwidth::ppm(790_000);
         let why = check(&on, &set, &[], &homes, Source::Unreserved, NONE).unwrap_err().why;
@@ -425,7 +449,8 @@ mod tests {
 
     #[test]
     fn pacers_of_leases_may_take_half_of_the_reserve_however_much_is_unreserved() {
-        let reservations = |ppm: u64| Reservations { reserve: Bandwidth::ppm(ppm), ..on(Pacing::Best, &[4, 5]) };
+        let reservations =
+            |ppm: u64| Reservations { beside: reserve(Bandwidth::ppm(ppm)), ..on(Pacing::Best, &[4, 5]) };
         let said = |ppm: u64, vcpus: &[Reserved], homes: &[Option<u32>]| {
             check(&reservations(ppm), vcpus, &[], homes, Source::Reserve, NONE).err().map(|unfit| unfit.why)
         };
@@ -444,7 +469,7 @@ mod tests {
         }
         // An unpinned vCPU has all others planned by slices, which they do not need themselves.
         let declared: Vec<Reserved> = (0..4).map(|number| vcpu(number, 10, 3_000 + 10 * u64::from(number))).collect();
-        let four = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4, 5, 6, 7]) };
+        let four = Reservations { beside: reserve(Bandwidth::ppm(50_000)), ..on(Pacing::Best, &[4, 5, 6, 7]) };
         let with_unpinned = [declared, vec![leased(9, 100_000)]].concat();
         let homes = [Some(0), Some(1), Some(2), Some(3), None];
         assert!(check(&four, &with_unpinned, &[], &homes, Source::Reserve, NONE).is_err());
@@ -457,7 +482,7 @@ mod tests {
         set.extend((3..12).map(|number| vcpu(number, 10, 2_000)));
         assert!(said(20_000, &set, &[Some(0); 12]).is_some());
         // A short period has no precedence for nothing, also if there is one CPU.
-        let one = Reservations { reserve: Bandwidth::ppm(50_000), ..on(Pacing::Best, &[4]) };
+        let one = Reservations { beside: reserve(Bandwidth::ppm(50_000)), ..on(Pacing::Best, &[4]) };
         assert!(check(&one, &[leased(0, 500)], &[], &[None], Source::Reserve, NONE).is_err());
     }
 }

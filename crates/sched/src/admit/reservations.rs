@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::admit::offer::Offer;
 use crate::admit::request::GuestNeed;
+use crate::beside::Beside;
 use crate::guest_page::{Page, Task};
 use crate::model::{Budget, NOTHING, Pacing, Table};
 
@@ -131,8 +132,8 @@ pub struct Reservations {
     pub cpus: Vec<u32>,
     /// For each of these CPUs: whether vCPUs without a home run there.
     pub shared: Vec<bool>,
-    /// The part of each CPU that is kept for others.
-    pub reserve: Bandwidth,
+    /// What is kept of the CPUs for others.
+    pub beside: Beside,
     /// How pacers plan the vCPUs: their own time is admitted too.
     pub pacing: Pacing,
 }
@@ -233,8 +234,8 @@ impl Reservations {
             };
             vcpu == old || vcpu.offer.is_some() && as_before == *old
         };
-        (self.vcpus.len(), &self.cpus, &self.shared, self.reserve)
-            == (before.vcpus.len(), &before.cpus, &before.shared, before.reserve)
+        (self.vcpus.len(), &self.cpus, &self.shared, self.beside)
+            == (before.vcpus.len(), &before.cpus, &before.shared, before.beside)
             && self.vcpus.iter().zip(&before.vcpus).all(only_claims)
     }
 

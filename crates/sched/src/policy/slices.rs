@@ -200,7 +200,7 @@ impl Slices {
     pub(crate) fn new(reservations: &Reservations, now: u64, tally: impl Fn(ThreadId) -> Arc<Tally>) -> Self {
         let mut planner = Planner::new(&reservations.shared);
         for cpu in (0..).take(reservations.cpus.len()) {
-            planner.add(reservations.reserve, Some(cpu));
+            planner.add(reservations.beside.reserve, Some(cpu));
         }
         let alone = reservations.cpus.len() == 1;
         let servers: Vec<Server> = reservations

@@ -409,7 +409,6 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
-    use ontime_plan::Bandwidth;
 
     use crate::admit::Reservations;
     use crate::model::Places;
@@ -439,7 +438,7 @@ mod tests {
         let vcpu = |waiting: &&Waiting| {
             VcpuThread::open(waiting.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
         };
-        let reservations = Reservations { cpus: vec![0], reserve: Bandwidth::ZERO, ..Reservations::default() };
+        let reservations = Reservations { cpus: vec![0], ..Reservations::default() };
         let schedule = Schedule::new(&reservations, Planning::Slices, now(), |_| Arc::default());
         Box::new(Pacing::new(schedule, VcpuThreads(of.iter().map(vcpu).collect())))
     }

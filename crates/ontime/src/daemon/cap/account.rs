@@ -2,6 +2,7 @@
 //!
 //! Pure: times come in as ns of a monotonic clock, verdicts go out.
 
+use ontime_plan::Bandwidth;
 use ontime_tenants::RuntimeCap;
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +36,11 @@ impl Share {
     /// As a fraction of one CPU.
     pub fn fraction(self) -> f64 {
         f64::from(self.0) / MILLION as f64
+    }
+
+    /// What it leaves of a CPU.
+    pub(crate) fn rest(self) -> Bandwidth {
+        Bandwidth::ppm(MILLION.saturating_sub(u64::from(self.0)))
     }
 
     /// Whether this share is a whole CPU, so that there is nothing to cap.

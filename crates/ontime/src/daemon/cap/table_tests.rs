@@ -1,3 +1,4 @@
+use ontime_sched::{Capacity, SchedConfig};
 use proptest::prelude::*;
 
 use super::*;
@@ -274,6 +275,63 @@ proptest! {
         // It is a limit, not a way to take away what is reserved.
         let could = pool.share.of(now).min(one.min(Share::NINETY_FIVE).of(now) * cpus.min(threads) as u64);
         prop_assert!(total * 100 >= could * 70, "{total} of {could} ns");
+    }
+}
+
+/// What spinning pods of one thread on one CPU have of what they reserve, in percent, the one that has least, and what
+/// is left to others. The kernel runs them in the order in which they became ready. Looks take as much as they may.
+fn pods(shares: &[Share]) -> (u64, u64) {
+    const STEP: u64 = 5_000;
+    const LOOK: u64 = SHORTEST_LOOK / COST_FACTOR;
+    let mut table = Table::new(shares.len(), 1, CPU_SHARE, 2 * MS, 0);
+    for (slot, share) in shares.iter().enumerate() {
+        let pool = Some(Pool { number: slot, share: *share });
+        table.watch(slot, Watched { pool, ..watched(*share, Rank::Guest) }, 0);
+    }
+    let mut ready: Vec<SlotIndex> = (0..shares.len()).collect();
+    let (mut since, mut total) = (vec![0; shares.len()], vec![0; shares.len()]);
+    let (mut now, mut others) = (0, 0);
+    while now < 2_000 * MS {
+        now += STEP;
+        match ready.first() {
+            Some(slot) => (since[*slot], total[*slot]) = (since[*slot] + STEP, total[*slot] + STEP),
+            None => others += STEP,
+        }
+        let mut acts = Vec::new();
+        if table.next_look().is_some_and(|at| at <= now) {
+            for (slot, since) in since.iter_mut().enumerate() {
+                table.charge(slot, 0, std::mem::take(since), now, |act| acts.push(act));
+            }
+            table.looked(now, |act| acts.push(act));
+            table.cost(LOOK);
+            table.spent(0, LOOK);
+            now += LOOK;
+        }
+        table.expire(now, |act| acts.push(act));
+        for act in acts {
+            ready.retain(|slot| *slot != act.slot());
+            ready.extend(matches!(act, Action::Promote(_)).then(|| act.slot()));
+        }
+    }
+    let has = shares.iter().zip(&total).map(|(share, total)| total * 100 / share.of(now));
+    (has.min().unwrap(), others * 100 / now)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Pods that fill what may be reserved of a CPU have it, however often the watcher has to look.
+    #[test]
+    fn what_may_be_reserved_of_a_cpu_is_kept_beside_the_watcher(
+        parts in proptest::collection::vec(20u64..100, 1..6),
+    ) {
+        let capacity = Capacity::beside(SchedConfig::default().beside_leases());
+        let (all, sum) = (capacity.unpinned - capacity.watcher, parts.iter().sum::<u64>());
+        let share = |part: &u64| Share::new((all * part / sum).min(capacity.largest) as f64 / 1e6).unwrap();
+        let shares: Vec<Share> = parts.iter().map(share).collect();
+        let (least, others) = pods(&shares);
+        prop_assert!(least >= 95, "{shares:?} have {least} % of it");
+        prop_assert!(others >= 4, "others have {others} % beside {shares:?}");
     }
 }
 

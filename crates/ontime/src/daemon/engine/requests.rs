@@ -137,7 +137,7 @@ impl Engine {
 
     /// What a program that adds up reservations may give out.
     pub(super) fn capacity(&self) -> api::Capacity {
-        let Capacity { unpinned, largest, pinned } = Capacity::beside(self.config.sched.reserve);
+        let Capacity { unpinned, largest, pinned, watcher } = Capacity::beside(self.config.sched.beside_leases());
         let settled = &self.look.settled;
         let is_held = |lease: &&Lease| settled.leases.get(&lease.name).is_some_and(|state| state.held);
         let leases = self.config.sched.leases.iter().filter(is_held);
@@ -146,6 +146,7 @@ impl Engine {
             unpinned_micro_cpus_per_cpu: unpinned,
             largest_micro_cpus: largest,
             pinned_micro_cpus_per_cpu: pinned,
+            watcher_micro_cpus: watcher,
             other_micro_cpus: settled.total().whole_ppm().saturating_sub(leased),
             pacers_micro_cpus: pacers_of_declared(settled),
             preempt_rt: self.look.inventory.kernel.realtime,
