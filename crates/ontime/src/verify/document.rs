@@ -180,7 +180,7 @@ pub(super) struct Document {
     pub judgements: Vec<Judgement>,
     /// Delays beyond the smallest limit of a chosen set, by measurement, the longest first.
     pub late: Vec<Late>,
-    /// Their causes by cure, by measurement, the most frequent first.
+    /// Their causes by cure, by measurement, the greatest total time first.
     pub late_by_cure: Vec<ByCure>,
     /// What the trace added to each delay at least, by measurement, us.
     pub traced_us: BTreeMap<&'static str, f64>,

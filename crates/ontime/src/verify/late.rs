@@ -60,6 +60,8 @@ pub(super) struct ByCure {
     pub cure: String,
     /// How many late events had such a cause.
     pub times: u64,
+    /// The time that all these causes took, us.
+    pub total_us: f64,
     /// The longest time that such a cause took, us.
     pub max_us: f64,
     /// The longest cause.
@@ -91,17 +93,18 @@ impl Lates {
                 let place = cures.iter().position(|of| of.rule == rule && of.cure == cause.cure);
                 let place = place.unwrap_or_else(|| {
                     let (cure, example) = (cause.cure.clone(), String::new());
-                    cures.push(ByCure { test, rule, cure, times: 0, max_us: 0.0, example });
+                    cures.push(ByCure { test, rule, cure, times: 0, total_us: 0.0, max_us: 0.0, example });
                     cures.len() - 1
                 });
                 let Some(of) = cures.get_mut(place) else { continue };
                 of.times += u64::from(seen.insert(place));
+                of.total_us += us;
                 if us > of.max_us {
                     (of.max_us, of.example) = (us, cause.words.clone());
                 }
             }
         }
-        cures.sort_by(|a, b| b.times.cmp(&a.times).then(b.max_us.total_cmp(&a.max_us)));
+        cures.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
         self.by_cure.extend(cures);
         self.listed.extend(events.into_iter().take(LISTED).map(|(late, _)| late));
     }
@@ -217,7 +220,7 @@ mod tests {
         assert_eq!(all.listed[0].title(), "cyclictest ran 70.0 us late on CPU 0");
         assert_eq!(all.listed[0].causes, ["waited 70.0 us for hog (20, FIFO 99) in its own code"]);
         let [cure] = all.by_cure.as_slice() else { panic!("{:?}", all.by_cure) };
-        assert_eq!((cure.times, cure.max_us, cure.rule), (2, 70.0, None));
+        assert_eq!((cure.times, cure.max_us, cure.total_us, cure.rule), (2, 70.0, 111.0, None));
         assert!(cure.cure.contains("outside Ontime's table") && cure.example == all.listed[0].causes[0], "{cure:?}");
         assert!(us(&lates(&[(70, 0)], None, 70.0)).is_empty(), "no limit is for it");
         // The program read its clock a little later than the trace says.
