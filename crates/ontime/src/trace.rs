@@ -153,15 +153,20 @@ fn release() -> String {
 /// Finds the present packet path, and what hides tenants.
 fn look(choice: &Choice, config: &Config, paths: &Paths) -> (anyhow::Result<Watch>, Vec<api::Problem>) {
     let inventory = Inventory::scan(&paths.roots());
-    let found = discover(&Sources::host(), &config.rules);
-    let unseen = view::unseen(&found);
-    let intent = Intent::new(&config.host, config.rules.table(), found.tenants, false);
+    let (intent, unseen) = intent(config);
     let affinity = |tid: i32| {
         let thread = inventory.threads.iter().find(|thread| thread.id.tid == tid)?;
         thread.id.affinity().ok()
     };
     let watch = Watch::new(choice, &inventory, &intent, affinity);
     (watch.map_err(|error| exit::Exit::usage(error.to_string()).into()), unseen)
+}
+
+/// Tenants and their classes, and what hides tenants.
+pub(crate) fn intent(config: &Config) -> (Intent, Vec<api::Problem>) {
+    let found = discover(&Sources::host(), &config.rules);
+    let unseen = view::unseen(&found);
+    (Intent::new(&config.host, config.rules.table(), found.tenants, false), unseen)
 }
 
 /// A trace in progress.
@@ -332,13 +337,17 @@ fn show(document: &Document) -> anyhow::Result<()> {
 }
 
 /// Removes the tracing instance if this process is killed. Otherwise the instance would go on tracing.
-struct Guard {
+pub(crate) struct Guard {
     child: Child,
     pipe: Option<ChildStdin>,
 }
 
 impl Guard {
-    fn start(instance: &Path) -> anyhow::Result<Self> {
+    /// Guards the instance at this place, which may not exist yet.
+    ///
+    /// # Errors
+    /// Where no process can be started.
+    pub(crate) fn start(instance: &Path) -> anyhow::Result<Self> {
         let program = std::env::current_exe().doing("finding the program `ontime`")?;
         let mut child = Command::new(program)
             .arg("trace-guardian")

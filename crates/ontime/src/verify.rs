@@ -1,12 +1,14 @@
 //! `ontime verify`: whether this host, and a guest, are fit for their load. It measures the way that hosts are
 //! accepted: with cyclictest, `rtla timerlat` and oslat, and with `ontime trace` meanwhile. Named limits judge the
-//! longest delays.
+//! longest delays. A trace beside each measurement finds their causes (`causes`).
 //!
 //! In: those programs and their outputs (`outputs`), limits (`limits`), the daemon's status. Out: a
 //! `document::Document`. Every program is limited in time and ends with this one (`child`).
 
+mod causes;
 mod child;
 mod document;
+mod late;
 pub(crate) mod limits;
 mod outputs;
 
@@ -24,6 +26,7 @@ use ontime_cli::print_stderr;
 use ontime_hostnet::{CpuSet, Inventory};
 use rustix::process::Signal;
 
+use self::causes::{Found, Tracer};
 use self::child::{Ended, Load, OUTPUT_MAX, Running, last_line};
 use self::document::{Document, HostFacts, Measured, Measurement, OfTenant, Outcome, Verdict};
 use self::limits::Test;
@@ -66,6 +69,9 @@ pub(crate) struct Args {
     /// SCHED_FIFO priority of cyclictest's and timerlat's threads.
     #[arg(long, value_name = "N", default_value_t = 95, value_parser = clap::value_parser!(u8).range(1..=99))]
     priority: u8,
+    /// Do not trace the measuring threads: late ones then have no cause, and the figures no cost of the trace.
+    #[arg(long)]
+    no_trace: bool,
     /// Measure in a guest too, except requests: a command that runs a shell's script from its standard input there,
     /// such as "ssh plc-1 sh". oslat takes the CPUs that are isolated there.
     #[arg(long, value_name = "COMMAND")]
@@ -111,7 +117,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).doing("catching signals")?;
     }
-    let measured = Bench { plan: &plan, paths, stop: &stop, versions: BTreeMap::new() }.measure(&inventory)?;
+    let measured = Bench::new(&plan, paths, &stop).measure(&inventory)?;
     let document = Document::new(measured, &sets, &args.limits);
     files.write(&document)?;
     Ok(ExitCode::from(document.verdict.status()))
@@ -241,9 +247,18 @@ struct Bench<'a> {
     paths: &'a Paths,
     stop: &'a AtomicBool,
     versions: BTreeMap<String, String>,
+    /// Beside the measurement in progress.
+    tracer: Option<Tracer>,
+    traced: Vec<(Test, Found)>,
+    notes: Vec<String>,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    fn new(plan: &'a VerifyPlan<'a>, paths: &'a Paths, stop: &'a AtomicBool) -> Self {
+        let (versions, traced, notes) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { plan, paths, stop, versions, tracer: None, traced, notes }
+    }
+
     fn measure(mut self, inventory: &Inventory) -> anyhow::Result<Measured> {
         let (args, plan) = (self.plan.args, self.plan);
         let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -251,6 +266,7 @@ impl Bench<'_> {
         let mut trace = plan.tests.contains(&Test::Request).then(|| self.start_trace()).transpose()?;
         let (mut measurements, mut slow) = (Vec::new(), Vec::new());
         for test in &plan.tests {
+            self.start_causes(*test, inventory);
             measurements.push(match test {
                 Test::Cyclictest => self.cyclictest(&mut load)?,
                 Test::Timerlat => self.timerlat(&mut load)?,
@@ -258,6 +274,7 @@ impl Bench<'_> {
                 // Traced meanwhile.
                 Test::Request => continue,
             });
+            self.traced.extend(self.tracer.take().map(|tracer| (*test, tracer.finish())));
             if let Some(guest) = &args.guest {
                 measurements.push(self.guest(*test, guest, &mut load)?);
             }
@@ -273,9 +290,26 @@ impl Bench<'_> {
         }
         self.go_on(&mut load)?;
         drop(load);
+        let (traced, notes) = (std::mem::take(&mut self.traced), std::mem::take(&mut self.notes));
         let host = self.host(inventory);
         let (duration_s, load) = (args.duration, args.load.clone());
-        Ok(Measured { started_unix_s, duration_s, load, host, measurements, slow })
+        Ok(Measured { started_unix_s, duration_s, load, host, measurements, slow, traced, notes })
+    }
+
+    /// Starts the trace that finds the causes of this measurement's delays. Without it the measurement is made, too.
+    fn start_causes(&mut self, test: Test, inventory: &Inventory) {
+        let cpus = match test {
+            Test::Oslat if self.plan.oslat_place().is_ok() => &self.plan.oslat_cpus,
+            Test::Cyclictest | Test::Timerlat => &self.plan.cpus,
+            Test::Oslat | Test::Request => return,
+        };
+        if self.plan.args.no_trace {
+            return;
+        }
+        match Tracer::start(test, cpus, inventory, self.paths) {
+            Ok(tracer) => self.tracer = tracer,
+            Err(why) => self.notes.push(format!("{}: no causes of its delays: {why:#}", test.name())),
+        }
     }
 
     /// Why a measurement ends before its time.
@@ -294,7 +328,7 @@ impl Bench<'_> {
     /// Runs a program for the duration of a measurement; in a guest, the program that runs this script there. The inner
     /// error says why there is no result.
     fn program(
-        &self,
+        &mut self,
         command: Command,
         in_guest: Option<(Test, &str)>,
         load: &mut Option<Load>,
@@ -303,7 +337,13 @@ impl Bench<'_> {
         let duration = Duration::from_secs(self.plan.args.duration);
         let mut running =
             Running::start(command, in_guest.map(|(_, script)| script)).doing(format_args!("starting {name}"))?;
-        let ended = running.wait(duration + GRACE, || self.why_stop(load)).doing(format_args!("waiting for {name}"))?;
+        let mut tracer = self.tracer.take();
+        let ended = running.wait(duration + GRACE, || {
+            tracer.iter_mut().for_each(Tracer::poll);
+            self.why_stop(load)
+        });
+        self.tracer = tracer;
+        let ended = ended.doing(format_args!("waiting for {name}"))?;
         let (out, err) = running.output().doing(format_args!("reading what {name} wrote"))?;
         let said = last_line(&err).map_or_else(String::new, |line| format!(": {line}"));
         let needed = in_guest.and_then(|(test, _)| test.program());
@@ -521,7 +561,7 @@ fn show(document: &Document) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     document::text(&mut out, document)?;
     if document.verdict == Verdict::Fail && document.late.is_empty() {
-        writeln!(out, "the cause of a late wake-up: rtla timerlat top -a LIMIT, while the load runs")?;
+        writeln!(out, "no cause was found: rtla timerlat top -a LIMIT, while the load runs, stops at a late wake-up")?;
     }
     Ok(())
 }

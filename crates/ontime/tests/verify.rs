@@ -6,7 +6,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -227,4 +230,70 @@ fn real_programs_are_run_and_read() {
     }
     assert_eq!((out.status.code(), &json["verdict"]), (Some(0), &"pass".into()), "{json:#}");
     assert!(json["host"]["versions"]["rt-tests"].is_string(), "{json:#}");
+}
+
+/// A thread of this process with this name, SCHED_FIFO priority and CPU, which runs `work` until `end`.
+fn thread(name: &str, priority: u8, end: &Arc<AtomicBool>, work: impl Fn() + Send + 'static) -> JoinHandle<()> {
+    let end = Arc::clone(end);
+    let run = move || {
+        let (tid, mut cpus) = (rustix::thread::gettid(), rustix::thread::CpuSet::new());
+        cpus.set(0);
+        rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+        let (priority, tid) = (priority.to_string(), tid.as_raw_nonzero().to_string());
+        let set = Command::new("chrt").args(["-f", "-p", &priority, &tid]).status().unwrap();
+        assert!(set.success(), "chrt: {set}");
+        while !end.load(Ordering::Relaxed) {
+            work();
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap()
+}
+
+/// Threads of this process in place of cyclictest's, and one of a higher priority that takes their CPU for 3 ms at a
+/// time.
+#[test]
+fn a_late_wake_up_has_its_cause() {
+    if !is_root() {
+        return;
+    }
+    if !Path::new("/sys/kernel/tracing/instances").is_dir() {
+        println!("SKIPPED: this test needs tracefs");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let json = r#"{"thread": {"0": {"cpu": 0, "cycles": 9, "min": 1, "avg": 2, "max": 1000000}}}"#;
+    let write = format!("for word; do case $word in --json=*) echo '{json}' > ${{word#--json=}};; esac; done");
+    program(dir.path(), "cyclictest", &format!("sleep 3; {write}"));
+    let end = Arc::new(AtomicBool::new(false));
+    let sleep = || std::thread::sleep(Duration::from_millis(2));
+    let spin = || {
+        std::thread::sleep(Duration::from_millis(40));
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(3) {}
+    };
+    let threads = [thread("cyclictest", 95, &end, sleep), thread("culprit", 99, &end, spin)];
+    let run = |more: &[&str]| {
+        let args = ["--test", "cyclictest", "--cpus", "0", "--duration", "3", "--json", "-"];
+        let out = verify_by(dir.path(), &[args.as_slice(), more].concat()).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()
+    };
+    let (traced, untraced) = (run(&[]), run(&["--no-trace"]));
+    end.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let late = traced["late"].as_array().unwrap();
+    let culprit = |late: &&Value| late["causes"][0].as_str().is_some_and(|cause| cause.contains("us for culprit ("));
+    let found: Vec<&Value> = late.iter().filter(culprit).collect();
+    assert!(found.len() >= 10, "{traced:#}");
+    for late in found {
+        assert_eq!((&late["test"], &late["cpu"]), (&"cyclictest".into(), &0.into()));
+        assert!(late["total_us"].as_f64().unwrap() > 40.0, "{late:#}");
+        assert!(late["causes"][0].as_str().unwrap().contains(", FIFO 99) in its own code"), "{late:#}");
+    }
+    let cures = traced["late_by_cure"].as_array().unwrap();
+    let outside = cures.iter().find(|of| of["cure"].as_str().unwrap().contains("outside Ontime's table"));
+    assert!(outside.is_some_and(|of| of["times"].as_u64().unwrap() >= 10), "{cures:#?}");
+    let cost = traced["traced_us"]["cyclictest"].as_f64().unwrap();
+    assert!((0.01..1_000.0).contains(&cost), "{cost}");
+    assert_eq!((&untraced["late"], &untraced["traced_us"]), (&serde_json::json!([]), &serde_json::json!({})));
 }

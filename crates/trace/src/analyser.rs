@@ -294,7 +294,7 @@ fn detail(request: &Request, inversions: Vec<Inversion>, waits: Vec<Wait>, timel
     Detail { request: *request, inversions, waits, cpus, left_out, hint: None }
 }
 
-fn probe(what: &EventKind) -> Option<Probe> {
+pub(crate) fn probe(what: &EventKind) -> Option<Probe> {
     Some(match what {
         EventKind::IrqEntry { .. } => Probe::IrqEntry,
         EventKind::IrqExit { .. } => Probe::IrqExit,
@@ -310,6 +310,8 @@ fn probe(what: &EventKind) -> Option<Probe> {
         EventKind::KvmEntry => Probe::KvmEntry,
         EventKind::KvmExit { .. } => Probe::KvmExit,
         EventKind::Interrupt { .. } => Probe::Interrupt,
+        EventKind::TimerStart { .. } => Probe::TimerStart,
+        EventKind::TimerExpire { .. } => Probe::TimerExpire,
         EventKind::Lost { .. } => return None,
     })
 }

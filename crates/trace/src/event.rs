@@ -209,6 +209,18 @@ pub enum EventKind {
         /// The vCPU's number in its VM.
         vcpu: u32,
     },
+    /// `hrtimer_start`: the current thread, or an interrupt in it, starts a timer.
+    TimerStart {
+        /// The timer's kernel address.
+        timer: u64,
+        /// When it is due, in the timer's clock, ns.
+        expires: u64,
+    },
+    /// `hrtimer_expire_entry`: the timer's interrupt calls its function.
+    TimerExpire {
+        /// The timer's kernel address.
+        timer: u64,
+    },
     /// Not a tracepoint: the start of a gap in this CPU's events, and its end.
     Lost {
         /// Lower bound of the number of missing events from here on; 0 at the gap's end.

@@ -25,11 +25,13 @@ pub enum Probe {
     KvmEntry,
     KvmExit,
     Interrupt,
+    TimerStart,
+    TimerExpire,
 }
 
 impl Probe {
-    /// The probes of a request's path: all except [`Probe::Interrupt`].
-    pub const ALL: [Probe; 13] = [
+    /// The probes of a trace: all except [`Probe::Interrupt`].
+    pub const ALL: [Probe; 15] = [
         Probe::IrqEntry,
         Probe::IrqExit,
         Probe::SoftirqEntry,
@@ -43,6 +45,8 @@ impl Probe {
         Probe::Waking,
         Probe::KvmEntry,
         Probe::KvmExit,
+        Probe::TimerStart,
+        Probe::TimerExpire,
     ];
 
     /// Its directory below `events`.
@@ -62,6 +66,8 @@ impl Probe {
             Probe::KvmEntry => "kvm/kvm_entry",
             Probe::KvmExit => "kvm/kvm_exit",
             Probe::Interrupt => "kvm/kvm_apic_accept_irq",
+            Probe::TimerStart => "timer/hrtimer_start",
+            Probe::TimerExpire => "timer/hrtimer_expire_entry",
         }
     }
 
@@ -83,6 +89,8 @@ impl Probe {
             Probe::KvmEntry => &[],
             Probe::KvmExit => &["exit_reason"],
             Probe::Interrupt => &["apicid"],
+            Probe::TimerStart => &["hrtimer", "expires"],
+            Probe::TimerExpire => &["hrtimer"],
         }
     }
 }
@@ -205,6 +213,8 @@ fn event_kind(format: &Format, record: &[u8]) -> Option<EventKind> {
         Probe::KvmEntry => EventKind::KvmEntry,
         Probe::KvmExit => EventKind::KvmExit { reason: word(0)? },
         Probe::Interrupt => EventKind::Interrupt { vcpu: word(0)? },
+        Probe::TimerStart => EventKind::TimerStart { timer: get(0)?, expires: get(1)? },
+        Probe::TimerExpire => EventKind::TimerExpire { timer: get(0)? },
     })
 }
 

@@ -9,7 +9,7 @@ use ontime_hostnet::{RULES, RuleId};
 use ontime_tenants::Class;
 use serde::Serialize;
 
-use crate::event::{BACKLOG, NET_RX, NET_TX, Name, Task, policy};
+use crate::event::{BACKLOG, NET_RX, NET_TX, Name, Task};
 use crate::path::{Path, PathRole, Watch};
 use crate::request::{Request, Segment};
 use crate::timeline::{CpuContext, Slice, Timeline};
@@ -96,7 +96,7 @@ impl Cure {
         Self { rule: Some(rule), text: "" }
     }
 
-    const fn other(text: &'static str) -> Self {
+    pub(crate) const fn other(text: &'static str) -> Self {
         Self { rule: None, text }
     }
 
@@ -111,8 +111,7 @@ impl Inversion {
     /// As one line: the delayed thread, duration, blocking thread, position.
     pub fn text(&self) -> String {
         let us = self.ns as f64 / 1e3;
-        let Task { comm, pid, prio } = self.blocker;
-        let behind = format!("{comm} ({pid}, {}) in {}", policy(prio), self.place.text());
+        let behind = doing(&self.blocker, &self.place);
         let who = |waiter: &Waiter| {
             format!("{} {} ({}, {})", waiter.role.text(), waiter.task.comm, waiter.task.pid, waiter.task.policy())
         };
@@ -213,7 +212,7 @@ impl Judge<'_> {
     }
 
     /// The cure: the rule that sets the table's priority for the blocking or the delayed thread.
-    fn cure(&self, path: &Path, inversion: &Inversion) -> Cure {
+    pub(crate) fn cure(&self, path: &Path, inversion: &Inversion) -> Cure {
         let Inversion { kind, place, blocker, waiter, .. } = inversion;
         if *kind == Kind::Queued {
             return Cure::rule(RuleId::RtTxQueue);
@@ -309,6 +308,11 @@ impl Judge<'_> {
     }
 }
 
+/// A thread, and what its CPU did for it.
+pub(crate) fn doing(task: &Task, place: &CpuContext) -> String {
+    format!("{} ({}, {}) in {}", task.comm, task.pid, task.policy(), place.text())
+}
+
 /// The part of a slice that no wait explains, ns.
 fn unexplained(slice: &Slice, cpu: u32, waits: &[Wait]) -> u64 {
     let mut spans: Vec<(u64, u64)> =
@@ -364,7 +368,7 @@ fn add(
 }
 
 /// Parts of a softirq and the polls in it are the same work.
-fn same_work(a: CpuContext, b: CpuContext) -> bool {
+pub(crate) fn same_work(a: CpuContext, b: CpuContext) -> bool {
     a == b
         || matches!(
             (a, b),

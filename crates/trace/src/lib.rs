@@ -12,11 +12,14 @@
 //!                               report::Document --> JSON, html, perfetto, text
 //! ```
 //!
+//! [`delay`] takes the same events of the threads of a measuring program, such as cyclictest, for `ontime verify`.
+//!
 //! Only [`tracefs`], [`interrupts`], [`cost`] and [`hints`] do I/O; everything else is a function of recorded events
 //! and is tested on streams recorded from real hosts (`tests/`). Definitions are in docs/reference/trace.md.
 
 pub mod analyser;
 pub mod cost;
+pub mod delay;
 pub mod event;
 pub mod format;
 pub mod hints;

@@ -160,9 +160,23 @@ pub struct Watch {
     /// older recordings.
     #[serde(default)]
     pub shared_lock: bool,
+    /// Instead of paths: the threads of a measuring program (`delay`), by their names. A final `*` stands for any rest.
+    #[serde(default)]
+    pub program: Option<String>,
 }
 
 impl Watch {
+    /// The threads of a measuring program on these CPUs.
+    pub fn of_program(program: &str, cpus: &CpuSet, inventory: &Inventory, intent: &Intent) -> Self {
+        Self {
+            classes: classes(inventory, intent),
+            cpus: cpus.iter().collect(),
+            shared_lock: softirqs_share_a_lock(inventory),
+            program: Some(program.to_owned()),
+            ..Self::default()
+        }
+    }
+
     /// Finds the paths. `affinity` returns the CPUs of a kernel thread.
     ///
     /// # Errors
@@ -203,7 +217,7 @@ impl Watch {
         rt_nics.extend(paths.iter().flat_map(|path| path.nics.iter().chain(&path.vnics)));
         let polled = inventory.nics.iter().filter(|nic| polls(nic)).map(name).collect();
         let shared_lock = softirqs_share_a_lock(inventory);
-        Ok(Self { classes: classes(inventory, intent), paths, rt_nics, polled, cpus, shared_lock })
+        Ok(Self { classes: classes(inventory, intent), paths, rt_nics, polled, cpus, shared_lock, program: None })
     }
 
     /// The needed probes with their kernel filters; a probe without a filter records everything.
@@ -212,7 +226,11 @@ impl Watch {
         Probe::ALL
             .into_iter()
             .filter_map(|probe| {
-                let terms = if light { self.stations(probe) } else { self.everything(probe) }?;
+                let terms = match &self.program {
+                    Some(program) => of_program(program, probe),
+                    None if light => self.stations(probe),
+                    None => self.everything(probe),
+                }?;
                 Some((probe, joined(terms)))
             })
             .collect()
@@ -283,6 +301,19 @@ impl Watch {
 
     fn threads(&self, role: PathRole) -> impl Iterator<Item = i32> + '_ {
         self.paths.iter().flat_map(move |path| path.of(role))
+    }
+}
+
+/// For a measuring program: everything that shows which thread ran, and the timers that wake the program's threads.
+fn of_program(program: &str, probe: Probe) -> Option<Vec<String>> {
+    match probe {
+        Probe::IrqEntry | Probe::IrqExit | Probe::SoftirqEntry | Probe::SoftirqExit => Some(vec![]),
+        Probe::Switch | Probe::TimerExpire => Some(vec![]),
+        Probe::NapiPoll => Some(vec!["work>0".to_owned()]),
+        Probe::Waking => Some(vec![format!("comm~\"{program}\"")]),
+        // The current thread's name: a field of each tracepoint.
+        Probe::TimerStart => Some(vec![format!("COMM~\"{program}\"")]),
+        _ => None,
     }
 }
 

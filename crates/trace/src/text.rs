@@ -27,8 +27,8 @@ pub fn text(document: &Document) -> String {
     out.lines().map(wrapped).collect()
 }
 
-/// Wraps a line that is too long; continuation lines are indented by two more columns.
-fn wrapped(line: &str) -> String {
+/// A line with its end, wrapped at 80 columns; continuation lines are indented by two more columns.
+pub fn wrapped(line: &str) -> String {
     let own = line.chars().take_while(|c| *c == ' ').count().min(WIDTH / 2);
     let (first, rest) = (" ".repeat(own), " ".repeat(own + 2));
     let options = textwrap::Options::new(WIDTH).initial_indent(&first).subsequent_indent(&rest);

@@ -166,6 +166,12 @@ impl Timeline {
         Some(Slice { start: cpu.since, end: now, task, place: cpu.place() })
     }
 
+    /// What a CPU does now.
+    pub(crate) fn context(&self, cpu: u32) -> Option<(Task, CpuContext)> {
+        let cpu = self.cpus.get(&cpu)?;
+        Some((cpu.task?, cpu.place()))
+    }
+
     /// The CPUs with events, in order.
     pub fn cpus(&self) -> Vec<u32> {
         let mut cpus: Vec<u32> = self.cpus.keys().copied().collect();

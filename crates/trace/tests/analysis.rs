@@ -63,6 +63,7 @@ fn watch() -> Watch {
         polled: BTreeSet::new(),
         cpus: vec![0],
         shared_lock: false,
+        program: None,
     }
 }
 

@@ -69,6 +69,10 @@ impl Row<'_> {
 /// Columns that are left out, in this order, if the terminal is too narrow.
 const LEAST: [usize; 9] = [5, 9, 4, 7, 10, 11, 3, 0, 8];
 
+/// The column of names, which is cut where leaving columns out does not suffice, to this many characters at least.
+const NAME: usize = 1;
+const NAME_LEAST: usize = 8;
+
 /// The view's state.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
@@ -172,21 +176,23 @@ fn table(rows: &[[String; COLUMNS]], width: usize) -> Vec<String> {
         }
     }
     let mut shown = [true; COLUMNS];
-    let taken = |shown: &[bool; COLUMNS]| -> usize {
+    let taken = |widths: [usize; COLUMNS], shown: &[bool; COLUMNS]| -> usize {
         let widths = widths.iter().zip(shown).filter(|(_, shown)| **shown).map(|(width, _)| width + 2);
         widths.sum::<usize>().saturating_sub(2)
     };
     for column in LEAST {
-        if taken(&shown) <= width {
+        if taken(widths, &shown) <= width {
             break;
         }
         if let Some(shown) = shown.get_mut(column) {
             *shown = false;
         }
     }
+    let beyond = taken(widths, &shown).saturating_sub(width);
+    widths[NAME] = widths[NAME].saturating_sub(beyond).max(NAME_LEAST);
     let line = |row: &[String; COLUMNS]| {
         let cells = row.iter().zip(widths).zip(shown).filter(|(_, shown)| *shown);
-        let cells: Vec<String> = cells.map(|((cell, width), _)| padded(&visible(cell), width)).collect();
+        let cells: Vec<String> = cells.map(|((cell, width), _)| padded(&cut(&visible(cell), width), width)).collect();
         cells.join("  ").trim_end().to_owned()
     };
     all().map(line).collect()
@@ -244,6 +250,9 @@ mod tests {
         let head = text.lines().find(|line| line.contains("VM")).unwrap();
         assert!(["VCPU", "USED", "MISSES"].iter().all(|name| head.contains(name)), "{text}");
         assert!(text.ends_with("?: help, q: quit\n"), "{text}");
+        // A long name is cut, not the figures behind it.
+        let narrow = Screen::default().draw(&now, &used, None, (40, 20));
+        assert!(["USED", "30.0 %", "a-vm-whose"].iter().all(|part| narrow.contains(part)), "{narrow}");
         let low = Screen::default().draw(&now, &used, None, (80, 9));
         assert!(low.contains("more rows"), "{low}");
     }

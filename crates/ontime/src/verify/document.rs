@@ -6,12 +6,19 @@ use std::io::{self, Write};
 
 use maud::{Markup, html};
 use ontime_figures::{number, page};
+use ontime_trace::text::wrapped;
 use serde::Serialize;
 
+use super::causes::Found;
+use super::late::{ByCure, Late, Lates};
 use super::limits::{Set, Test};
 use super::outputs::{OfCpu, Slow};
 use crate::table::visible;
 use crate::{api, exit, table};
+
+/// The latest events of a measurement that the text has.
+const SHOWN: usize = 5;
+const NO_CAUSE: &str = "no cause among threads, softirqs and interrupts";
 
 /// Whether limits are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -135,16 +142,6 @@ pub(super) struct NotJudged {
     pub why: &'static str,
 }
 
-/// A slow request.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Late {
-    pub tenant: String,
-    /// From interrupt to NIC, us.
-    pub total_us: f64,
-    /// What delayed it, by `ontime trace`; empty where no cause was found.
-    pub causes: Vec<String>,
-}
-
 /// The host while it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct HostFacts {
@@ -181,8 +178,14 @@ pub(super) struct Document {
     pub measurements: Vec<Measurement>,
     /// By each set of limits.
     pub judgements: Vec<Judgement>,
-    /// Requests beyond the smallest limit of a chosen set, the slowest first.
+    /// Delays beyond the smallest limit of a chosen set, by measurement, the longest first.
     pub late: Vec<Late>,
+    /// Their causes by cure, by measurement, the greatest total time first.
+    pub late_by_cure: Vec<ByCure>,
+    /// What the trace added to each delay at least, by measurement, us.
+    pub traced_us: BTreeMap<&'static str, f64>,
+    /// Missing parts.
+    pub notes: Vec<String>,
 }
 
 /// What was measured, before it is judged.
@@ -197,29 +200,53 @@ pub(super) struct Measured {
     pub measurements: Vec<Measurement>,
     /// The slowest requests.
     pub slow: Vec<Slow>,
+    /// What the traces beside the programs found.
+    pub traced: Vec<(Test, Found)>,
+    /// Missing parts.
+    pub notes: Vec<String>,
+}
+
+/// How many probes a delay contains at least: of a wake-up, those of the timer, the wake-up and the switch; of an
+/// interruption, one at each end.
+fn probes(test: Test) -> f64 {
+    if test == Test::Oslat { 2.0 } else { 3.0 }
 }
 
 impl Document {
     /// Judges measurements by all sets of limits. The verdict is that of the chosen ones.
     pub(super) fn new(measured: Measured, sets: &[Set], chosen: &[String]) -> Self {
-        let Measured { started_unix_s, duration_s, load, host, measurements, slow } = measured;
+        let Measured { started_unix_s, duration_s, load, host, measurements, slow, traced, mut notes } = measured;
         let is_chosen = |set: &Set| chosen.contains(&set.name);
         let judgements: Vec<Judgement> = sets.iter().map(|set| judge(set, is_chosen(set), &measurements)).collect();
         let verdict = judgements.iter().filter(|of| of.chosen).map(|of| of.verdict).max();
-        let limits = sets.iter().filter(|set| is_chosen(set)).filter_map(|set| set.limits.get(&Test::Request));
-        let limit = limits.copied().min_by(f64::total_cmp);
-        let late = slow.into_iter().filter(|slow| limit.is_some_and(|limit| slow.total_us > limit)).map(|slow| Late {
-            tenant: slow.tenant,
-            total_us: slow.total_us,
-            causes: slow.words.into_iter().chain(slow.hint).collect(),
-        });
+        let limit = |test: Test| {
+            let limits = sets.iter().filter(|set| is_chosen(set)).filter_map(|set| set.limits.get(&test));
+            limits.copied().min_by(f64::total_cmp)
+        };
+        let mut lates = Lates::default();
+        for (test, found) in &traced {
+            let measured = measurements.iter().find(|of| of.test == *test && of.place == "host");
+            // Without figures there is no late one.
+            if let Some(Outcome::Measured { cpus, .. }) = measured.map(|of| &of.outcome) {
+                lates.add_delays(*test, found, limit(*test), cpus);
+            }
+            let note = |what: String| format!("{}: {what}; causes of its delays may be missing", test.name());
+            let lost =
+                (found.lost > 0).then(|| format!("the trace lost at least {} events", number::count(found.lost)));
+            notes.extend(lost.into_iter().chain(found.failure.clone()).map(note));
+        }
+        lates.add_requests(slow, limit(Test::Request));
+        let cost = |(test, found): &(Test, Found)| (test.name(), probes(*test) * found.probe_ns / 1e3);
         Self {
             verdict: verdict.unwrap_or(Verdict::Unknown),
             started_unix_s,
             duration_s,
             load,
             host,
-            late: late.collect(),
+            late: lates.listed,
+            late_by_cure: lates.by_cure,
+            traced_us: traced.iter().map(cost).collect(),
+            notes,
             measurements,
             judgements,
         }
@@ -372,17 +399,58 @@ pub(super) fn text(out: &mut impl Write, document: &Document) -> io::Result<()> 
         writeln!(out, "{line}")?;
     }
     table::write(out, ["LIMITS", "MEASUREMENT", "LIMIT US", "MAX US", "VERDICT"], &limits(document))?;
-    for late in &document.late {
-        writeln!(out, "\nlate: a request of {} took {} us", visible(&late.tenant), number::us(late.total_us))?;
-        for cause in &late.causes {
-            writeln!(out, "  {}", visible(cause))?;
-        }
-        if late.causes.is_empty() {
-            writeln!(out, "  no cause among threads, softirqs and interrupts")?;
-        }
+    if !document.late.is_empty() {
+        writeln!(out, "\n{}", lates(document).trim_end())?;
     }
     writeln!(out)?;
-    settings(&document.host).iter().try_for_each(|line| writeln!(out, "{line}"))
+    let lines = settings(&document.host).into_iter().chain(trace_lines(document));
+    lines.into_iter().try_for_each(|line| write!(out, "{}", wrapped(&line)))
+}
+
+/// Causes by cure, and the latest events of each measurement.
+fn lates(document: &Document) -> String {
+    let mut lines = Vec::new();
+    for test in Test::ALL {
+        let late: Vec<&Late> = document.late.iter().filter(|late| late.test == test).collect();
+        if late.is_empty() {
+            continue;
+        }
+        let cures = document.late_by_cure.iter().filter(|of| of.test == test);
+        let what = match test {
+            Test::Request => "late requests".to_owned(),
+            Test::Oslat => "interruptions of oslat".to_owned(),
+            _ => format!("late wake-ups of {}", test.name()),
+        };
+        lines.push(format!("{what}, by cure"));
+        for of in cures {
+            let rule = of.rule.map_or_else(|| "no rule".to_owned(), |rule| rule.to_string());
+            let (times, max) = (number::count(of.times), number::us(of.max_us));
+            lines.push(format!("  {times} x, max {max} us, cure [{rule}]: {}", of.cure));
+            lines.push(format!("    {}", visible(&of.example)));
+        }
+        for late in late.iter().take(SHOWN) {
+            lines.push(format!("  {}", visible(&late.title())));
+            lines.extend(late.causes.iter().map(|cause| format!("    {}", visible(cause))));
+            if late.causes.is_empty() {
+                lines.push(format!("    {NO_CAUSE}"));
+            }
+        }
+        let more = late.len().saturating_sub(SHOWN);
+        if more > 0 {
+            lines.push(format!("  and {more} more (--json and --html have them)"));
+        }
+    }
+    lines.iter().map(|line| wrapped(line)).collect()
+}
+
+/// What the trace beside the programs cost and lacks.
+fn trace_lines(document: &Document) -> Vec<String> {
+    let cost = |(test, us): (&&str, &f64)| format!("{test} {us:.1} us");
+    let costs: Vec<String> = document.traced_us.iter().map(cost).collect();
+    let cost =
+        format!("in the figures, by the trace beside them, at least: {}; none with --no-trace", costs.join(", "));
+    let notes = document.notes.iter().map(|note| visible(note));
+    (!costs.is_empty()).then_some(cost).into_iter().chain(notes).collect()
 }
 
 fn table_of<const N: usize>(caption: &str, head: [&str; N], rows: &[[String; N]]) -> Markup {
@@ -400,6 +468,7 @@ pub(super) fn html(document: &Document) -> String {
     let title = format!("Ontime verify: {}", document.host.name);
     let class = if document.verdict == Verdict::Pass { "lead verdict good" } else { "lead verdict bad" };
     let rows: Vec<[String; 6]> = document.measurements.iter().flat_map(figures).collect();
+    let cures: Vec<[String; 6]> = document.late_by_cure.iter().map(cure).collect();
     let knobs: Vec<[String; 5]> = document.host.status.iter().flat_map(|status| &status.knobs).map(knob).collect();
     page(
         &title,
@@ -423,15 +492,19 @@ pub(super) fn html(document: &Document) -> String {
             @for measurement in &document.measurements {
                 @if !measurement.command.is_empty() { pre { (measurement.command) } }
             }
-            h2 { "Late requests" }
+            h2 { "Late wake-ups, interruptions and requests" }
             @if document.late.is_empty() { p { "None that was traced and that a chosen limit is for." } }
+            @else {
+                (table_of("Causes by cure: how many late ones had such a cause, and the longest, µs",
+                    ["measurement", "late", "longest", "rule", "cure", "example"], &cures))
+            }
             @for late in &document.late {
-                h3 { (late.tenant) ": " (number::us(late.total_us)) " µs" }
-                @if late.causes.is_empty() { p { "No cause among threads, softirqs and interrupts." } }
+                h3 { (late.title()) }
+                @if late.causes.is_empty() { p { (NO_CAUSE) } }
                 @else { ul { @for cause in &late.causes { li { (cause) } } } }
             }
             h2 { "Versions and settings" }
-            ul { @for line in settings(&document.host) { li { (line) } } }
+            ul { @for line in settings(&document.host).into_iter().chain(trace_lines(document)) { li { (line) } } }
             pre { (document.host.command_line) }
             @if !knobs.is_empty() {
                 (table_of("What Ontime wants of the host, and what is",
@@ -439,6 +512,12 @@ pub(super) fn html(document: &Document) -> String {
             }
         },
     )
+}
+
+fn cure(of: &ByCure) -> [String; 6] {
+    let rule = of.rule.map_or_else(|| "-".to_owned(), |rule| rule.to_string());
+    let (test, times) = (of.test.name().to_owned(), number::count(of.times));
+    [test, times, number::us(of.max_us), rule, of.cure.clone(), of.example.clone()]
 }
 
 fn knob(knob: &api::KnobState) -> [String; 5] {
@@ -461,7 +540,7 @@ mod tests {
         Measurement { test, place: "host", command: String::new(), outcome }
     }
 
-    fn document(measurements: Vec<Measurement>, slow: Vec<Slow>, chosen: &[&str]) -> Document {
+    fn all(measurements: Vec<Measurement>) -> Measured {
         let host = HostFacts {
             name: "host<1>".to_owned(),
             kernel: "6.12-rt".to_owned(),
@@ -474,7 +553,12 @@ mod tests {
             status_missing: Some("no daemon".to_owned()),
         };
         let (started_unix_s, duration_s, load) = (1_795_000_000, 60, Some("stress-ng --cpu 4".to_owned()));
-        let measured = Measured { started_unix_s, duration_s, load, host, measurements, slow };
+        let (slow, traced, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Measured { started_unix_s, duration_s, load, host, measurements, slow, traced, notes }
+    }
+
+    fn document(measurements: Vec<Measurement>, slow: Vec<Slow>, chosen: &[&str]) -> Document {
+        let measured = Measured { slow, ..all(measurements) };
         let chosen: Vec<String> = chosen.iter().map(ToString::to_string).collect();
         Document::new(measured, &built_in(), &chosen)
     }
@@ -564,6 +648,7 @@ mod tests {
             tenant: "plc".to_owned(),
             total_us,
             words: words.iter().map(ToString::to_string).collect(),
+            inversions: Vec::new(),
             hint: hint.map(str::to_owned),
         };
         let all =
@@ -578,8 +663,30 @@ mod tests {
         let mut out = Vec::new();
         text(&mut out, &late).unwrap();
         let said = String::from_utf8(out).unwrap();
-        assert!(said.contains("late: a request of plc took 900 us\n  waited behind x\n  2 SMIs\n"), "{said}");
-        assert!(said.contains("took 251 us\n  no cause among threads"), "{said}");
+        assert!(said.contains("  a request of plc took 900 us\n    waited behind x\n    2 SMIs\n"), "{said}");
+        assert!(said.contains("took 251 us\n    no cause among threads"), "{said}");
+    }
+
+    #[test]
+    fn missing_parts_and_the_traces_cost_are_told() {
+        let mut of = document(vec![measured(Test::Cyclictest, "host", 12.0)], Vec::new(), &["rhel"]);
+        assert_eq!(trace_lines(&of), Vec::<String>::new());
+        of.traced_us = BTreeMap::from([("cyclictest", 0.84), ("oslat", 0.56)]);
+        of.notes = vec!["timerlat: no causes\x1b".to_owned()];
+        let cost = "in the figures, by the trace beside them, at least: cyclictest 0.8 us, oslat 0.6 us; none with \
+            --no-trace";
+        assert_eq!(trace_lines(&of), [cost.to_owned(), visible("timerlat: no causes\x1b")]);
+        let measured = |found: Found| {
+            let measurements = vec![measured(Test::Cyclictest, "host", 12.0)];
+            let mut all = all(measurements);
+            all.traced = vec![(Test::Cyclictest, found)];
+            Document::new(all, &built_in(), &["rhel".to_owned()])
+        };
+        let of =
+            measured(Found { lost: 1_234, probe_ns: 280.0, failure: Some("no ring".to_owned()), ..Found::default() });
+        assert!((of.traced_us["cyclictest"] - 0.84).abs() < 1e-9);
+        let lost = "cyclictest: the trace lost at least 1,234 events; causes of its delays may be missing";
+        assert_eq!(of.notes, [lost, "cyclictest: no ring; causes of its delays may be missing"]);
     }
 
     #[test]

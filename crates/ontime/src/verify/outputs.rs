@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ontime_hostnet::CpuSet;
+use ontime_hostnet::{CpuSet, RuleId};
 use serde::{Deserialize, Serialize};
 
 /// The delays of a CPU, us.
@@ -185,10 +185,30 @@ pub(super) struct Slow {
     pub tenant: String,
     /// From interrupt to NIC, us.
     pub total_us: f64,
-    /// Its priority inversions.
+    /// Its priority inversions in words.
     pub words: Vec<String>,
+    /// The same.
+    #[serde(default)]
+    pub inversions: Vec<Inversion>,
     /// Steal time or SMIs at that time.
     pub hint: Option<String>,
+}
+
+/// A priority inversion of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Inversion {
+    /// Its duration.
+    pub ns: u64,
+    pub cure: Cure,
+}
+
+/// What to do about a cause.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub(super) struct Cure {
+    /// A rule of `ontime doctor`.
+    pub rule: Option<RuleId>,
+    /// Advice where there is no rule.
+    pub text: String,
 }
 
 /// Reads the JSON of `ontime trace`.

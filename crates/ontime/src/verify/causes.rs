@@ -1,0 +1,123 @@
+//! What delayed the threads of a measuring program on this host: a trace beside it.
+//!
+//! In: a measurement's CPUs and tenants' classes. Out: its longest delays with their causes.
+
+use std::path::Path;
+
+use ontime_base::clock;
+use ontime_hostnet::{CpuSet, Inventory};
+use ontime_trace::delay::{Delay, Delays};
+use ontime_trace::hints::Counters;
+use ontime_trace::tracefs::{self, Instance};
+use ontime_trace::{Session, TraceError, Watch, cost};
+
+use super::limits::Test;
+use crate::daemon::config::Config;
+use crate::paths::Paths;
+use crate::trace::{Guard, intent};
+
+/// How many of the longest delays are kept.
+const KEPT: usize = 1_000;
+/// Size of each CPU's ring in the kernel, KiB.
+const RING_KIB: u32 = 8_192;
+
+/// The names of the threads that measure, and whether they poll; none for requests, which `ontime trace` follows.
+fn threads(test: Test) -> Option<(&'static str, bool)> {
+    match test {
+        Test::Cyclictest => Some(("cyclictest", false)),
+        Test::Timerlat => Some(("timerlat*", false)),
+        Test::Oslat => Some(("oslat", true)),
+        Test::Request => None,
+    }
+}
+
+/// What the trace beside a measurement found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Found {
+    /// The longest delays, longest first.
+    pub delays: Vec<Delay>,
+    /// Lower bound of lost events.
+    pub lost: u64,
+    /// The cost of a probe, ns.
+    pub probe_ns: f64,
+    /// Why the trace ended too early.
+    pub failure: Option<String>,
+}
+
+/// A trace beside a measurement.
+pub(super) struct Tracer {
+    // The session is removed before its guard ends.
+    session: Option<Session>,
+    delays: Delays,
+    counters: Counters,
+    from: u64,
+    probe_ns: f64,
+    failure: Option<String>,
+    _guard: Guard,
+}
+
+impl Tracer {
+    /// Starts the trace; none for a test that it does not know.
+    ///
+    /// # Errors
+    /// Where this host cannot be traced.
+    pub(super) fn start(
+        test: Test,
+        cpus: &CpuSet,
+        inventory: &Inventory,
+        paths: &Paths,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some((program, polls)) = threads(test) else { return Ok(None) };
+        let config = Config::load(&paths.config_dir)?;
+        let watch = Watch::of_program(program, cpus, inventory, &intent(&config).0);
+        let root = Path::new(tracefs::TRACEFS);
+        let probe_ns = cost::of_a_probe(root)?;
+        let place = Instance::place(root, "verify")?;
+        let guard = Guard::start(&place)?;
+        Ok(Some(Self {
+            session: Some(Session::start(root, place, &watch, RING_KIB)?),
+            counters: Counters::new(&watch.cpus),
+            delays: Delays::new(watch, polls, KEPT),
+            from: clock::now(),
+            probe_ns,
+            failure: None,
+            _guard: guard,
+        }))
+    }
+
+    /// Reads what there is.
+    pub(super) fn poll(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        match session.poll() {
+            Ok(events) => events.iter().for_each(|event| self.delays.step(event)),
+            Err(error) => self.fail(&error),
+        }
+        self.hint();
+    }
+
+    /// Notes what took time from the whole machine since the last look.
+    fn hint(&mut self) {
+        let now = clock::now();
+        if let Some(words) = self.counters.look().words() {
+            self.delays.hint(self.from, now, &words);
+        }
+        self.from = now;
+    }
+
+    fn fail(&mut self, error: &TraceError) {
+        self.failure = Some(error.to_string());
+        self.session = None;
+    }
+
+    /// Ends the trace.
+    pub(super) fn finish(mut self) -> Found {
+        match self.session.take().map(Session::finish) {
+            Some(Ok((events, _))) => events.iter().for_each(|event| self.delays.step(event)),
+            Some(Err(error)) => self.fail(&error),
+            None => {}
+        }
+        self.hint();
+        let (lost, probe_ns, failure) = (self.delays.lost(), self.probe_ns, self.failure);
+        Found { delays: self.delays.worst().to_vec(), lost, probe_ns, failure }
+    }
+}

@@ -1,0 +1,261 @@
+//! Delays beyond a limit, and their causes by cure.
+//!
+//! In: what the traces found, the limits, and what the programs measured. Out: [`Late`]s and [`ByCure`]s.
+
+use std::collections::BTreeSet;
+
+use ontime_figures::number;
+use ontime_hostnet::{RULES, RuleId};
+use ontime_trace::delay::{Delay, Part};
+use serde::Serialize;
+
+use super::causes::Found;
+use super::limits::Test;
+use super::outputs::{OfCpu, Slow};
+
+/// The most late events that are listed of a measurement; all that were kept count by cure.
+pub(super) const LISTED: usize = 100;
+/// What the programs' figures may differ from the trace's: they are whole us of another clock, and read it later.
+const ROUNDING_US: f64 = 2.0;
+const ROUNDING: f64 = 1.001;
+
+/// A delay beyond a limit: a request's, a wake-up's, or an interruption of oslat.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Late {
+    /// The measurement.
+    pub test: Test,
+    /// Whose request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// The CPU of the thread that measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
+    /// The delay, us; of a request, the time from interrupt to NIC.
+    pub total_us: f64,
+    /// What delayed it, by the trace; empty where no cause was found.
+    pub causes: Vec<String>,
+}
+
+impl Late {
+    /// What was late, and by how much.
+    pub(super) fn title(&self) -> String {
+        let us = number::us(self.total_us);
+        match (&self.tenant, self.cpu, self.test) {
+            (Some(tenant), ..) => format!("a request of {tenant} took {us} us"),
+            (None, Some(cpu), Test::Oslat) => format!("oslat was interrupted for {us} us on CPU {cpu}"),
+            (None, Some(cpu), test) => format!("{} ran {us} us late on CPU {cpu}", test.name()),
+            (None, None, test) => format!("{} was {us} us late", test.name()),
+        }
+    }
+}
+
+/// The causes of a measurement's late events that have one cure.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct ByCure {
+    /// The measurement.
+    pub test: Test,
+    /// The rule of `ontime doctor`.
+    pub rule: Option<RuleId>,
+    /// What to do about them: the setting of the rule, or other advice.
+    pub cure: String,
+    /// How many late events had such a cause.
+    pub times: u64,
+    /// The time that all these causes took, us.
+    pub total_us: f64,
+    /// The longest time that such a cause took, us.
+    pub max_us: f64,
+    /// The longest cause.
+    pub example: String,
+}
+
+/// A late event's cause.
+struct Cause {
+    us: f64,
+    words: String,
+    rule: Option<RuleId>,
+    cure: String,
+}
+
+/// Late events by measurement, the latest first.
+#[derive(Default)]
+pub(super) struct Lates {
+    pub listed: Vec<Late>,
+    pub by_cure: Vec<ByCure>,
+}
+
+impl Lates {
+    fn add(&mut self, events: Vec<(Late, Vec<Cause>)>) {
+        let mut cures: Vec<ByCure> = Vec::new();
+        for (late, causes) in &events {
+            let mut seen = BTreeSet::new();
+            for cause in causes {
+                let (rule, us, test) = (cause.rule, cause.us, late.test);
+                let place = cures.iter().position(|of| of.rule == rule && of.cure == cause.cure);
+                let place = place.unwrap_or_else(|| {
+                    let (cure, example) = (cause.cure.clone(), String::new());
+                    cures.push(ByCure { test, rule, cure, times: 0, total_us: 0.0, max_us: 0.0, example });
+                    cures.len() - 1
+                });
+                let Some(of) = cures.get_mut(place) else { continue };
+                of.times += u64::from(seen.insert(place));
+                of.total_us += us;
+                if us > of.max_us {
+                    (of.max_us, of.example) = (us, cause.words.clone());
+                }
+            }
+        }
+        cures.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
+        self.by_cure.extend(cures);
+        self.listed.extend(events.into_iter().take(LISTED).map(|(late, _)| late));
+    }
+
+    /// Adds requests beyond a limit.
+    pub(super) fn add_requests(&mut self, slow: Vec<Slow>, limit: Option<f64>) {
+        let late = slow.into_iter().filter(|slow| limit.is_some_and(|limit| slow.total_us > limit));
+        self.add(late.map(of_request).collect());
+    }
+
+    /// Adds delays of the program's threads beyond a limit. `measured`: what the program itself measured. If it measured
+    /// such a delay, and the trace, which ends a delay a little earlier, found none, adds the longest.
+    pub(super) fn add_delays(&mut self, test: Test, found: &Found, limit: Option<f64>, measured: &[OfCpu]) {
+        let Some(limit) = limit else { return };
+        let events = found.delays.iter().filter_map(|delay| {
+            let longest = measured.iter().find(|of| of.cpu == delay.cpu).map_or(f64::MAX, |of| of.max_us);
+            of_delay(test, delay, longest)
+        });
+        let mut events: Vec<(Late, Vec<Cause>)> = events.collect();
+        events.sort_by(|(a, _), (b, _)| b.total_us.total_cmp(&a.total_us));
+        let late = events.partition_point(|(late, _)| late.total_us > limit);
+        let is_late = measured.iter().any(|of| of.max_us > limit);
+        events.truncate(late.max(usize::from(is_late)));
+        self.add(events);
+    }
+}
+
+fn of_request(slow: Slow) -> (Late, Vec<Cause>) {
+    let causes = slow.inversions.iter().zip(&slow.words).map(|(inversion, words)| {
+        let rule = RULES.iter().find(|rule| Some(rule.id) == inversion.cure.rule);
+        let cure = rule.map_or_else(|| inversion.cure.text.clone(), |rule| rule.cure.to_owned());
+        Cause { us: inversion.ns as f64 / 1e3, words: words.clone(), rule: inversion.cure.rule, cure }
+    });
+    let causes = causes.collect();
+    let words = slow.words.into_iter().chain(slow.hint).collect();
+    let (tenant, total_us) = (Some(slow.tenant), slow.total_us);
+    (Late { test: Test::Request, tenant, cpu: None, total_us, causes: words }, causes)
+}
+
+/// `longest` is the longest delay that the program measured on this CPU, us: interruptions that would make a longer one
+/// came after the program's reading of the clock. None if the delay came before or after the program's measurement.
+fn of_delay(test: Test, delay: &Delay, longest: f64) -> Option<(Late, Vec<Cause>)> {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let is_longer = |us: f64| us > longest * ROUNDING + ROUNDING_US;
+    let after = is_longer(us(delay.ns()));
+    let total_us = us(if after { delay.late() } else { delay.ns() });
+    if is_longer(total_us) {
+        return None;
+    }
+    let is_after = |part: Part| after && matches!(part, Part::Interrupted | Part::Unseen);
+    let causes = delay.causes.iter().filter(|cause| !is_after(cause.part));
+    let causes: Vec<Cause> = causes
+        .map(|cause| {
+            let (rule, cure) = (cause.cure.rule, cause.cure.text().to_owned());
+            Cause { us: us(cause.ns), words: cause.text(), rule, cure }
+        })
+        .collect();
+    let words = causes.iter().map(|cause| cause.words.clone()).chain(delay.hint.clone()).collect();
+    Some((Late { test, tenant: None, cpu: Some(delay.cpu), total_us, causes: words }, causes))
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_trace::event::{Event, EventKind, Task};
+    use ontime_trace::{Watch, delay::Delays};
+
+    use super::super::outputs::{Cure, Inversion};
+    use super::*;
+
+    /// Wake-ups of cyclictest on CPU 0: each waits this long for a thread of higher priority, and is interrupted for
+    /// that long afterwards, us.
+    fn found(wakeups: &[(u64, u64)]) -> Found {
+        let watch = Watch { program: Some("cyclictest".to_owned()), ..Watch::default() };
+        let mut delays = Delays::new(watch, false, 1_000);
+        let [own, hog] =
+            [(7, 4, "cyclictest"), (20, 0, "hog")].map(|(pid, prio, comm)| Task { pid, prio, comm: comm.into() });
+        let switch = |prev: Task, preempted, next| EventKind::Switch { prev, preempted, next };
+        let mut due = 0;
+        for (waited, interrupted) in wakeups {
+            due += 100_000;
+            let ran = due + waited;
+            for (us, pid, what) in [
+                (due - 20, 7, EventKind::TimerStart { timer: 1, expires: due * 1_000 }),
+                (due - 19, 7, switch(own, false, hog)),
+                (due, 20, EventKind::TimerExpire { timer: 1 }),
+                (due, 20, EventKind::Waking { pid: 7, prio: 4 }),
+                (ran, 20, switch(hog, false, own)),
+                (ran + 1, 7, switch(own, true, hog)),
+                (ran + 1 + interrupted, 20, switch(hog, true, own)),
+                (ran + 2 + interrupted, 7, switch(own, false, hog)),
+            ] {
+                delays.step(&Event { time: us * 1_000, cpu: 0, pid, what });
+            }
+        }
+        Found { delays: delays.worst().to_vec(), ..Found::default() }
+    }
+
+    fn lates(wakeups: &[(u64, u64)], limit: Option<f64>, max_us: f64) -> Lates {
+        let mut lates = Lates::default();
+        let measured = [OfCpu { cpu: 0, samples: Some(3), min_us: 1.0, avg_us: 2.0, max_us }];
+        lates.add_delays(Test::Cyclictest, &found(wakeups), limit, &measured);
+        lates
+    }
+
+    fn us(lates: &Lates) -> Vec<f64> {
+        lates.listed.iter().map(|late| late.total_us).collect()
+    }
+
+    #[test]
+    fn late_wake_ups_are_those_beyond_the_limit_and_count_by_cure() {
+        let all = lates(&[(30, 0), (70, 0), (41, 0), (40, 0)], Some(40.0), 70.0);
+        assert_eq!(us(&all), [70.0, 41.0]);
+        assert_eq!(all.listed[0].title(), "cyclictest ran 70.0 us late on CPU 0");
+        assert_eq!(all.listed[0].causes, ["waited 70.0 us for hog (20, FIFO 99) in its own code"]);
+        let [cure] = all.by_cure.as_slice() else { panic!("{:?}", all.by_cure) };
+        assert_eq!((cure.times, cure.max_us, cure.total_us, cure.rule), (2, 70.0, 111.0, None));
+        assert!(cure.cure.contains("outside Ontime's table") && cure.example == all.listed[0].causes[0], "{cure:?}");
+        assert!(us(&lates(&[(70, 0)], None, 70.0)).is_empty(), "no limit is for it");
+        // The program read its clock a little later than the trace says.
+        assert_eq!(us(&lates(&[(39, 0), (12, 0)], Some(40.0), 41.0)), [39.0]);
+        assert!(us(&lates(&[(39, 0)], Some(40.0), 40.0)).is_empty());
+    }
+
+    #[test]
+    fn an_interruption_counts_only_if_the_program_can_have_seen_it() {
+        let seen = lates(&[(20, 50)], Some(40.0), 71.0);
+        assert_eq!((us(&seen), seen.listed[0].causes.len()), (vec![70.0], 2));
+        // With the interruption it would be longer than the longest that the program measured.
+        let unseen = lates(&[(45, 50), (30, 50)], Some(40.0), 46.0);
+        assert_eq!((us(&unseen), unseen.listed[0].causes.len()), (vec![45.0], 1));
+        // Before the measurement.
+        assert_eq!(us(&lates(&[(4_500, 0), (45, 0)], Some(40.0), 46.0)), [45.0]);
+    }
+
+    #[test]
+    fn requests_have_the_cures_of_their_inversions() {
+        let slow = |total_us: f64, rule: Option<RuleId>, text: &str| Slow {
+            tenant: "plc".to_owned(),
+            total_us,
+            words: vec!["waited behind x".to_owned()],
+            inversions: vec![Inversion { ns: 9_000, cure: Cure { rule, text: text.to_owned() } }],
+            hint: None,
+        };
+        let mut lates = Lates::default();
+        let rule = Some(RuleId::NapiThreaded);
+        lates.add_requests(
+            vec![slow(300.0, rule, ""), slow(280.0, None, "advice"), slow(260.0, rule, ""), slow(9.0, rule, "")],
+            Some(250.0),
+        );
+        assert_eq!(us(&lates), [300.0, 280.0, 260.0]);
+        let cures: Vec<_> = lates.by_cure.iter().map(|of| (of.rule, of.times, of.cure.is_empty())).collect();
+        assert_eq!(cures, [(rule, 2, false), (None, 1, false)]);
+    }
+}

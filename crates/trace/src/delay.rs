@@ -1,0 +1,606 @@
+//! What delayed the threads of a measuring program: cyclictest and timerlat, whose threads a timer wakes, and oslat,
+//! whose threads poll.
+//!
+//! Input: events of [`Watch::of_program`], in time order. Output: the longest [`Delay`]s with their [`Cause`]s and
+//! cures.
+//!
+//! A wake-up's delay has three parts: until the timer's interrupt, until the thread runs, and interruptions after that
+//! until the thread sleeps again. The last part may follow the program's reading of the clock.
+
+use std::collections::HashMap;
+
+use ontime_figures::number;
+use ontime_tenants::{Class, Level};
+
+use crate::event::{Event, EventKind, Task};
+use crate::inversion::{Cure, Inversion, Judge, Kind, Waiter, doing, same_work};
+use crate::path::{Path, PathRole, Watch};
+use crate::request::Segment;
+use crate::timeline::{CpuContext, Slice, Timeline};
+use crate::waits::Waits;
+
+/// Most timers that are remembered; more than threads and CPUs have.
+const TIMERS: usize = 16_384;
+/// Causes shorter than this share of their delay are left out.
+const SHARE: u64 = 20;
+
+/// What a thread may need to read the clock and sleep again, ns; more is an interruption that no probe shows.
+const OWN: u64 = 20_000;
+
+const UNSEEN: &str = "an interrupt without a probe (the CPU's own timer, a call by another CPU), firmware, or a \
+    hypervisor below this host: a CPU of its own (exclusive-cpu); rtla hwnoise finds the latter two";
+const IDLE: &str = "the CPU was idle: an idle state that takes long to leave (cpupower idle-set -D 10, or \
+    /dev/cpu_dma_latency; ontime doctor, idle-states), or a hypervisor below this host that let another run";
+const MASKED: &str = "interrupts were off on that CPU, or its time was taken by firmware or a hypervisor below this \
+    host: a PREEMPT_RT kernel, or a CPU of its own (exclusive-cpu)";
+
+/// How a thread was delayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The interrupt of its timer was late.
+    Timer,
+    /// It was runnable and did not run.
+    Waited,
+    /// It ran, and was interrupted or preempted.
+    Interrupted,
+    /// It ran for longer than its own work takes, and no probe shows why.
+    Unseen,
+}
+
+/// What a CPU did instead of running the thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cause {
+    /// How the thread was delayed.
+    pub part: Part,
+    /// The thread that had the CPU; 0 is the idle thread.
+    pub blocker: Task,
+    /// What the CPU did for it.
+    pub place: CpuContext,
+    /// For how long, ns.
+    pub ns: u64,
+    /// What to do about it.
+    pub cure: Cure,
+}
+
+impl Cause {
+    /// As one line.
+    pub fn text(&self) -> String {
+        let us = number::us(self.ns as f64 / 1e3);
+        let idle = self.blocker.pid == 0 && self.place == CpuContext::Thread;
+        let other = if idle { "the idle CPU".to_owned() } else { doing(&self.blocker, &self.place) };
+        match self.part {
+            Part::Timer => format!("its timer's interrupt came {us} us late, during {other}"),
+            Part::Waited => format!("waited {us} us for {other}"),
+            Part::Interrupted => format!("was interrupted for {us} us by {other}"),
+            Part::Unseen => format!("was interrupted for {us} us by what no probe shows"),
+        }
+    }
+}
+
+/// A delay of a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delay {
+    /// The thread.
+    pub task: Task,
+    /// Its CPU.
+    pub cpu: u32,
+    /// When it should have run, CLOCK_MONOTONIC, ns.
+    pub due: u64,
+    /// When it ran, ns.
+    pub ran: u64,
+    /// How long it was interrupted after that, ns.
+    pub interrupted: u64,
+    /// Its causes, longest first.
+    pub causes: Vec<Cause>,
+    /// Steal time or SMIs at that time.
+    pub hint: Option<String>,
+}
+
+impl Delay {
+    /// Until it ran, ns.
+    pub fn late(&self) -> u64 {
+        self.ran.saturating_sub(self.due)
+    }
+
+    /// With the interruptions after it ran, ns.
+    pub fn ns(&self) -> u64 {
+        self.late().saturating_add(self.interrupted)
+    }
+}
+
+/// A wake-up in progress.
+#[derive(Debug, Clone, Copy)]
+struct WakeUp {
+    due: u64,
+    woken: u64,
+    /// CPU and time at which the thread ran.
+    ran: Option<(u32, u64, Task)>,
+}
+
+/// Finds the longest delays in a stream of events.
+#[derive(Debug)]
+pub struct Delays {
+    watch: Watch,
+    polls: bool,
+    keep: usize,
+    timeline: Timeline,
+    /// Timers by address: the thread that started it, and when it is due.
+    timers: HashMap<u64, (i32, u64)>,
+    /// The timer whose interrupt a CPU handles.
+    firing: HashMap<u32, u64>,
+    wakeups: HashMap<i32, WakeUp>,
+    /// Polling threads by CPU, and since when they do not run.
+    polling: HashMap<u32, (Task, Option<u64>)>,
+    worst: Vec<Delay>,
+    lost: u64,
+}
+
+impl Delays {
+    /// Keeps the `keep` longest delays. The program's threads poll, or timers wake them.
+    pub fn new(watch: Watch, polls: bool, keep: usize) -> Self {
+        Self {
+            watch,
+            polls,
+            keep,
+            timeline: Timeline::default(),
+            timers: HashMap::new(),
+            firing: HashMap::new(),
+            wakeups: HashMap::new(),
+            polling: HashMap::new(),
+            worst: Vec::new(),
+            lost: 0,
+        }
+    }
+
+    /// The longest delays, longest first.
+    pub fn worst(&self) -> &[Delay] {
+        &self.worst
+    }
+
+    /// Lower bound of lost events.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Adds a hint about the cause to the delays in this time, ns.
+    pub fn hint(&mut self, from: u64, to: u64, words: &str) {
+        let inside = |delay: &&mut Delay| delay.ran >= from && delay.due <= to;
+        self.worst.iter_mut().filter(inside).for_each(|delay| delay.hint = Some(words.to_owned()));
+    }
+
+    /// Processes an event.
+    pub fn step(&mut self, event: &Event) {
+        self.timeline.step(event);
+        match event.what {
+            EventKind::Lost { count } => {
+                self.lost += count;
+                self.wakeups.clear();
+                self.timers.clear();
+                self.polling.remove(&event.cpu);
+            }
+            _ if self.polls => self.poll(event),
+            EventKind::TimerStart { timer, expires } if self.timers.len() < TIMERS => {
+                self.timers.insert(timer, (event.pid, expires));
+            }
+            EventKind::TimerExpire { timer } => {
+                self.firing.insert(event.cpu, timer);
+            }
+            EventKind::Waking { pid, .. } => {
+                // An interrupt in the thread may have started another timer, which does not wake the thread.
+                let Some(timer) = self.firing.get(&event.cpu) else { return };
+                if self.timers.get(timer).is_none_or(|(owner, _)| *owner != pid) {
+                    return;
+                }
+                if let Some((_, due)) = self.timers.remove(timer) {
+                    self.sleeps(pid, event.time);
+                    let woken = event.time;
+                    self.wakeups.insert(pid, WakeUp { due: due.min(woken), woken, ran: None });
+                }
+            }
+            EventKind::Switch { prev, preempted, next } => {
+                if !preempted {
+                    self.sleeps(prev.pid, event.time);
+                }
+                if let Some(wakeup) = self.wakeups.get_mut(&next.pid).filter(|wakeup| wakeup.ran.is_none()) {
+                    wakeup.ran = Some((event.cpu, event.time, next));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A thread sleeps from `end` on: its last wake-up is over.
+    fn sleeps(&mut self, pid: i32, end: u64) {
+        let Some(wakeup) = self.wakeups.remove(&pid) else { return };
+        // The program's main thread, which only waits for the others, has no real-time priority.
+        let Some((cpu, ran, task)) = wakeup.ran.filter(|(_, _, task)| task.is_rt()) else { return };
+        let own = |slice: &Slice| slice.task.pid == task.pid && slice.place == CpuContext::Thread;
+        let parts =
+            [(Part::Timer, wakeup.due, wakeup.woken), (Part::Waited, wakeup.woken, ran), (Part::Interrupted, ran, end)];
+        let mut causes = Vec::new();
+        for (part, from, to) in parts {
+            let slices = self.timeline.slices(cpu, from, to);
+            slices.filter(|slice| !own(slice)).for_each(|slice| add(&mut causes, part, &slice));
+        }
+        let seen: u64 = causes.iter().filter(|cause| cause.part == Part::Interrupted).map(|cause| cause.ns).sum();
+        let unseen = end.saturating_sub(ran).saturating_sub(seen).saturating_sub(OWN);
+        if unseen > 0 {
+            let (part, place, cure) = (Part::Unseen, CpuContext::Thread, Cure::other(UNSEEN));
+            causes.push(Cause { part, blocker: task, place, ns: unseen, cure });
+        }
+        let interrupted = seen + unseen;
+        self.keep(Delay { task, cpu, due: wakeup.due, ran, interrupted, causes, hint: None });
+    }
+
+    /// An event on the CPU of a polling thread.
+    fn poll(&mut self, event: &Event) {
+        let Some((task, place)) = self.timeline.context(event.cpu) else { return };
+        let own = task.is_rt() && place == CpuContext::Thread && self.is_of_program(&task);
+        if let EventKind::Switch { prev, preempted, .. } = event.what {
+            // Before and after its measurement a thread sleeps and moves.
+            self.polling.retain(|cpu, (known, _)| match known.pid {
+                pid if pid == prev.pid => preempted,
+                pid => pid != task.pid || *cpu == event.cpu,
+            });
+        }
+        match self.polling.get_mut(&event.cpu) {
+            None if own => drop(self.polling.insert(event.cpu, (task, None))),
+            Some((known, since)) if own && known.pid == task.pid => {
+                if let Some(due) = since.take() {
+                    let (cpu, ran, mut causes) = (event.cpu, event.time, Vec::new());
+                    let slices = self.timeline.slices(cpu, due, ran);
+                    slices.for_each(|slice| add(&mut causes, Part::Interrupted, &slice));
+                    self.keep(Delay { task, cpu, due, ran, interrupted: 0, causes, hint: None });
+                }
+            }
+            Some((_, since)) if !own => drop(since.get_or_insert(event.time)),
+            _ => {}
+        }
+    }
+
+    fn is_of_program(&self, task: &Task) -> bool {
+        let Some(program) = &self.watch.program else { return false };
+        match program.strip_suffix('*') {
+            Some(start) => task.comm.starts_with(start),
+            None => task.comm.bytes() == program.as_bytes(),
+        }
+    }
+
+    fn keep(&mut self, mut delay: Delay) {
+        let place = self.worst.partition_point(|worse| worse.ns() >= delay.ns());
+        if place >= self.keep {
+            return;
+        }
+        let least = delay.ns() / SHARE;
+        delay.causes.retain(|cause| cause.ns >= least);
+        delay.causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+        let (task, cpu, due) = (delay.task, delay.cpu, delay.due);
+        delay.causes.iter_mut().for_each(|cause| cause.cure = self.cure(task, cpu, due, cause));
+        self.worst.insert(place, delay);
+        self.worst.truncate(self.keep);
+    }
+
+    /// As for a request whose thread waits.
+    fn cure(&self, task: Task, cpu: u32, start: u64, cause: &Cause) -> Cure {
+        if cause.place == CpuContext::Thread {
+            match cause.part {
+                Part::Unseen => return cause.cure,
+                _ if cause.blocker.pid == 0 => return Cure::other(IDLE),
+                Part::Timer => return Cure::other(MASKED),
+                _ => {}
+            }
+        }
+        let path = Path {
+            tenant: String::new(),
+            class: Class::Rt(Level::HIGHEST),
+            nics: [].into(),
+            vnics: [].into(),
+            seen_at_vnic: false,
+            threads: [(task.pid, PathRole::App)].into(),
+            irqs: [].into(),
+            segments_only: false,
+        };
+        let inversion = Inversion {
+            kind: Kind::Waited,
+            segment: Segment::HostReceive,
+            start,
+            ns: cause.ns,
+            cpu,
+            waiter: Some(Waiter { role: PathRole::App, task }),
+            blocker: cause.blocker,
+            place: cause.place,
+            cure: Cure::other(""),
+        };
+        let judge = Judge { watch: &self.watch, timeline: &self.timeline, waits: &Waits::default(), floor: 0 };
+        judge.cure(&path, &inversion)
+    }
+}
+
+/// Adds a slice. Slices of the same thread with the same work become one cause.
+fn add(causes: &mut Vec<Cause>, part: Part, slice: &Slice) {
+    let (blocker, place, ns) = (slice.task, slice.place, slice.end - slice.start);
+    let same =
+        |cause: &&mut Cause| cause.part == part && cause.blocker.pid == blocker.pid && same_work(cause.place, place);
+    match causes.iter_mut().find(same) {
+        Some(cause) => {
+            cause.ns += ns;
+            // A poll is more specific than the softirq around it.
+            if matches!(place, CpuContext::Napi(_)) {
+                cause.place = place;
+            }
+        }
+        None => causes.push(Cause { part, blocker, place, ns, cure: Cure::other("") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ontime_hostnet::RuleId;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::event::NET_RX;
+
+    const TIMER: u64 = 0xffff_0000;
+    const TICK: u64 = 0xffff_1000;
+
+    fn task(pid: i32) -> Task {
+        let (comm, prio) = match pid {
+            0 => ("swapper/0", 120),
+            7 => ("cyclictest", 4),
+            8 => ("cyclictest", 120),
+            9 => ("oslat", 98),
+            20 => ("migration/0", -1),
+            _ => ("make", 120),
+        };
+        Task { pid, prio, comm: comm.into() }
+    }
+
+    /// Analyses events on CPU 0: time in us, current thread, event.
+    fn analysed(program: &str, polls: bool, events: &[(u64, i32, EventKind)]) -> Delays {
+        let watch = Watch { program: Some(program.to_owned()), cpus: vec![0], ..Watch::default() };
+        let mut delays = Delays::new(watch, polls, 100);
+        for (us, pid, what) in events {
+            delays.step(&Event { time: us * 1_000, cpu: 0, pid: *pid, what: *what });
+        }
+        delays
+    }
+
+    fn switch(prev: i32, preempted: bool, next: i32) -> EventKind {
+        EventKind::Switch { prev: task(prev), preempted, next: task(next) }
+    }
+
+    fn start(timer: u64, due_us: u64) -> EventKind {
+        EventKind::TimerStart { timer, expires: due_us * 1_000 }
+    }
+
+    fn waking(pid: i32) -> EventKind {
+        EventKind::Waking { pid, prio: task(pid).prio }
+    }
+
+    const EXPIRE: EventKind = EventKind::TimerExpire { timer: TIMER };
+
+    fn said(delay: &Delay) -> Vec<String> {
+        delay.causes.iter().map(Cause::text).collect()
+    }
+
+    #[test]
+    fn each_part_of_a_wake_ups_delay_has_its_cause_and_cure() {
+        let irq = EventKind::IrqEntry { irq: 30, name: "eth0".into() };
+        let delays = analysed(
+            "cyclictest",
+            false,
+            &[
+                (0, 0, switch(0, true, 7)),
+                (1, 7, start(TIMER, 1_000)),
+                // The tick's timer, started by an interrupt in the thread.
+                (2, 7, start(TICK, 1_001)),
+                (3, 7, switch(7, false, 30)),
+                // Interrupts are off until 1,030; then a softirq and a thread with a higher priority.
+                (1_030, 30, EventKind::TimerExpire { timer: TICK }),
+                (1_031, 30, EXPIRE),
+                (1_031, 30, waking(7)),
+                (1_032, 30, EventKind::SoftirqEntry { vec: NET_RX }),
+                (1_092, 30, EventKind::SoftirqExit { vec: NET_RX }),
+                (1_092, 30, switch(30, true, 20)),
+                (1_112, 20, switch(20, false, 7)),
+                (1_113, 7, irq),
+                (1_153, 7, EventKind::IrqExit { irq: 30 }),
+                (1_155, 7, start(TIMER, 2_000)),
+                (1_156, 7, switch(7, false, 0)),
+            ],
+        );
+        let [delay] = delays.worst() else { panic!("{delays:?}") };
+        assert_eq!((delay.task.pid, delay.cpu, delay.due, delay.ran), (7, 0, 1_000_000, 1_112_000));
+        assert_eq!((delay.interrupted, delay.ns()), (40_000, 152_000));
+        assert_eq!(
+            said(delay),
+            [
+                "waited 60.0 us for make (30, OTHER) in softirq NET_RX",
+                "was interrupted for 40.0 us by cyclictest (7, FIFO 95) in interrupt 30 (eth0)",
+                "its timer's interrupt came 31.0 us late, during make (30, OTHER) in its own code",
+                "waited 20.0 us for migration/0 (20, DEADLINE) in its own code",
+            ]
+        );
+        let rules: Vec<_> = delay.causes.iter().map(|cause| cause.cure.rule).collect();
+        assert_eq!(rules, [Some(RuleId::NapiThreaded), Some(RuleId::ExclusiveCpu), None, None]);
+        let cures: Vec<&str> = delay.causes.iter().skip(2).map(|cause| cause.cure.text()).collect();
+        assert!(
+            cures[0].starts_with("interrupts were off") && cures[1].contains("outside Ontime's table"),
+            "{cures:?}"
+        );
+    }
+
+    #[test]
+    fn an_idle_cpu_is_a_cause_and_a_thread_without_priority_is_none() {
+        let delays = analysed(
+            "cyclictest",
+            false,
+            &[
+                (0, 7, start(TIMER, 1_000)),
+                (1, 7, switch(7, false, 0)),
+                (1_090, 0, EXPIRE),
+                (1_090, 0, waking(7)),
+                (1_092, 0, switch(0, true, 7)),
+                (1_095, 7, start(TIMER, 2_000)),
+                (1_096, 7, switch(7, false, 8)),
+                (1_097, 8, start(TICK, 1_100)),
+                (1_098, 8, switch(8, false, 0)),
+                (1_500, 0, EventKind::TimerExpire { timer: TICK }),
+                (1_500, 0, waking(8)),
+                (1_900, 0, switch(0, true, 8)),
+                (1_901, 8, switch(8, false, 0)),
+            ],
+        );
+        let [delay] = delays.worst() else { panic!("{delays:?}") };
+        assert_eq!(said(delay), ["its timer's interrupt came 90.0 us late, during the idle CPU"]);
+        assert!(delay.causes[0].cure.text().contains("cpupower idle-set"));
+    }
+
+    #[test]
+    fn a_polling_threads_interruptions_are_found() {
+        let delays = analysed(
+            "oslat",
+            true,
+            &[
+                (0, 0, switch(0, true, 9)),
+                (100, 9, switch(9, true, 20)),
+                (130, 20, EventKind::SoftirqEntry { vec: 1 }),
+                (131, 20, EventKind::SoftirqExit { vec: 1 }),
+                (140, 20, switch(20, false, 9)),
+                (200, 9, EventKind::IrqEntry { irq: 30, name: "eth0".into() }),
+                (205, 9, EventKind::IrqExit { irq: 30 }),
+                // It has ended: what runs then does not interrupt it.
+                (300, 9, switch(9, false, 20)),
+                (900, 20, switch(20, true, 0)),
+            ],
+        );
+        let found: Vec<_> = delays.worst().iter().map(|delay| (delay.due, delay.ns(), said(delay))).collect();
+        let [first, second] =
+            ["migration/0 (20, DEADLINE) in its own code", "oslat (9, FIFO 1) in interrupt 30 (eth0)"]
+                .map(|by| by.to_owned());
+        let line = |us: f64, by: String| vec![format!("was interrupted for {us:.1} us by {by}")];
+        assert_eq!(found, [(100_000, 40_000, line(39.0, first)), (200_000, 5_000, line(5.0, second))]);
+    }
+
+    #[test]
+    fn a_polling_thread_that_slept_elsewhere_was_not_interrupted() {
+        let mut delays = analysed("oslat", true, &[(0, 0, switch(0, true, 9)), (10, 9, switch(9, true, 0))]);
+        for (us, cpu, pid, what) in [
+            (20, 1, 0, switch(0, true, 9)),
+            (30, 1, 9, switch(9, false, 0)),
+            (1_000_030, 0, 0, switch(0, true, 9)),
+            (1_000_040, 0, 9, switch(9, true, 20)),
+            (1_000_050, 0, 20, switch(20, true, 9)),
+        ] {
+            delays.step(&Event { time: us * 1_000, cpu, pid, what });
+        }
+        assert_eq!(delays.worst().iter().map(Delay::ns).collect::<Vec<_>>(), [10_000]);
+    }
+
+    #[test]
+    fn what_no_probe_shows_is_told() {
+        let delays = analysed(
+            "cyclictest",
+            false,
+            &[
+                (0, 7, start(TIMER, 1_000)),
+                (1, 7, switch(7, false, 0)),
+                (1_001, 0, EXPIRE),
+                (1_001, 0, waking(7)),
+                (1_002, 0, switch(0, true, 7)),
+                (1_322, 7, switch(7, false, 0)),
+            ],
+        );
+        let [delay] = delays.worst() else { panic!("{delays:?}") };
+        assert_eq!(
+            (delay.interrupted, said(delay)),
+            (300_000, vec!["was interrupted for 300 us by what no probe shows".to_owned()])
+        );
+        assert!(delay.causes[0].cure.text().contains("rtla hwnoise"));
+    }
+
+    #[test]
+    fn after_a_loss_no_wake_up_is_judged_until_the_next() {
+        let lost = EventKind::Lost { count: 3 };
+        let delays = analysed(
+            "cyclictest",
+            false,
+            &[
+                (1, 7, start(TIMER, 1_000)),
+                (2, 7, switch(7, false, 0)),
+                (900, 0, lost),
+                (1_500, 0, EXPIRE),
+                (1_500, 0, waking(7)),
+                (1_501, 0, switch(0, true, 7)),
+                (1_502, 7, switch(7, false, 0)),
+            ],
+        );
+        assert_eq!((delays.lost(), delays.worst().len()), (3, 0));
+    }
+
+    #[test]
+    fn the_longest_are_kept_and_hints_go_to_those_of_their_time() {
+        let watch = Watch { program: Some("cyclictest".to_owned()), ..Watch::default() };
+        let mut delays = Delays::new(watch, false, 2);
+        for (number, late) in [30, 50, 10, 40].into_iter().enumerate() {
+            let due = 1_000 * (number as u64 + 1);
+            let events = [
+                (due - 900, 7, start(TIMER, due)),
+                (due - 899, 7, switch(7, false, 0)),
+                (due + late, 0, EXPIRE),
+                (due + late, 0, waking(7)),
+                (due + late, 0, switch(0, true, 7)),
+                (due + late + 1, 7, switch(7, false, 0)),
+            ];
+            let event = |(us, pid, what)| Event { time: us * 1_000, cpu: 0, pid, what };
+            events.into_iter().for_each(|one| delays.step(&event(one)));
+        }
+        delays.hint(2_000_000, 2_100_000, "2 SMIs");
+        let found: Vec<_> = delays.worst().iter().map(|delay| (delay.ns(), delay.hint.is_some())).collect();
+        assert_eq!(found, [(50_000, true), (40_000, false)]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_stream_makes_a_cause_longer_than_its_delay(
+            kinds in prop::collection::vec((0_u8..9, 0_usize..5, 0_usize..5, 0_u64..50), 0..300),
+            polls in any::<bool>(),
+        ) {
+            let watch = Watch { program: Some("*".to_owned()), ..Watch::default() };
+            let (mut delays, mut us) = (Delays::new(watch, polls, 8), 1_000);
+            let pids = [0, 7, 8, 9, 20];
+            for (kind, one, other, step) in kinds {
+                us += step;
+                let (pid, next) = (pids[one], pids[other]);
+                let what = match kind {
+                    0 | 1 => switch(pid, other % 2 == 0, next),
+                    2 => start(TIMER, us + 20 * other as u64),
+                    3 => EXPIRE,
+                    4 => waking(next),
+                    5 => EventKind::SoftirqEntry { vec: 1 },
+                    6 => EventKind::SoftirqExit { vec: 1 },
+                    7 => EventKind::IrqEntry { irq: 30, name: "eth0".into() },
+                    _ => EventKind::Lost { count: 1 },
+                };
+                delays.step(&Event { time: us * 1_000, cpu: (one % 2) as u32, pid, what });
+            }
+            prop_assert!(delays.worst().len() <= 8 && delays.worst().is_sorted_by_key(|delay| u64::MAX - delay.ns()));
+            for delay in delays.worst() {
+                prop_assert!(delay.due <= delay.ran && delay.task.is_rt());
+                prop_assert!(delay.causes.iter().map(|cause| cause.ns).sum::<u64>() <= delay.ns(), "{delay:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_a_measurement_needs_is_traced() {
+        let watch = Watch { program: Some("timerlat*".to_owned()), ..Watch::default() };
+        let filters: HashMap<&str, Option<String>> =
+            watch.filters().into_iter().map(|(probe, filter)| (probe.path(), filter)).collect();
+        assert_eq!(filters["timer/hrtimer_start"].as_deref(), Some("COMM~\"timerlat*\""));
+        assert_eq!(filters["sched/sched_waking"].as_deref(), Some("comm~\"timerlat*\""));
+        assert_eq!(filters["sched/sched_switch"], None);
+        assert!(!filters.contains_key("kvm/kvm_entry") && !filters.contains_key("net/netif_receive_skb"));
+    }
+}
