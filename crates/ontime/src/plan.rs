@@ -157,7 +157,7 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     let verdict = if report.fits { "Fits" } else { "Does not fit" };
     writeln!(
         out,
-        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of}, {:.3} kept for bulk on each.",
+        "{verdict}: {:.3} CPUs needed, {:.3} reserved; {of}, {:.3} kept for others on each.",
         report.needed_cpus, report.reserved_cpus, report.bulk_reserve_cpus
     )?;
     for refused in &report.refused {

@@ -21,7 +21,7 @@ pub(super) struct Report {
     pub fits: bool,
     /// CPUs of each host.
     pub cpus_per_host: u32,
-    /// CPUs kept for bulk on each host.
+    /// CPUs kept on each host for bulk and, beside requests, for the cap watcher.
     pub bulk_reserve_cpus: f64,
     /// What all RTAs need, in CPUs.
     pub needed_cpus: f64,
