@@ -32,6 +32,7 @@ fn decoder() -> &'static Decoder {
             let numbers = ["irq", "vec", "work", "len", "rc", "pid", "prio", "exit_reason", "apicid"];
             numbers.iter().zip(2..).for_each(|(name, word)| text += &field(name, 4 * word, 4));
             text += &(field("skbaddr", 8, 8) + &field("protocol", 16, 2) + &field("prev_state", 24, 8));
+            text += &(field("hrtimer", 8, 8) + &field("expires", 16, 8));
             ["prev_comm", "next_comm"].iter().zip([32, 48]).for_each(|(name, at)| text += &field(name, at, 16));
             for (name, at) in ["prev_pid", "prev_prio", "next_pid", "next_prio"].iter().zip([8, 12, 16, 20]) {
                 text += &field(name, at, 4);

@@ -115,8 +115,8 @@ impl Lates {
         self.add(late.map(of_request).collect());
     }
 
-    /// Adds delays of the program's threads beyond a limit. `measured`: what the program itself measured. If it
-    /// measured such a delay, and the trace, which ends a delay a little earlier, found none, adds the longest.
+    /// Adds delays of the program's threads beyond a limit. `measured` is what the program itself measured. If it has
+    /// such a delay, and the trace, which ends a delay a little earlier, found none, this adds the longest.
     pub(super) fn add_delays(&mut self, test: Test, found: &Found, limit: Option<f64>, measured: &[OfCpu]) {
         let Some(limit) = limit else { return };
         let events = found.delays.iter().filter_map(|delay| {
