@@ -156,6 +156,7 @@ fn harmless(text: &str) -> String {
 mod tests {
     use std::os::unix::net::UnixStream;
     use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -168,6 +169,11 @@ mod tests {
         let mut child = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
         let pipe = child.stdin.take().unwrap();
         child.wait().unwrap();
+        // A child of another test has the reader, too, until it runs its program.
+        let begun = Instant::now();
+        while !is_of_closed(&pipe, &of(io::ErrorKind::BrokenPipe)) && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         for (kind, of_output) in [(io::ErrorKind::BrokenPipe, true), (io::ErrorKind::ConnectionReset, false)] {
             assert_eq!(is_of_closed(&closed, &of(kind)), of_output, "{kind}: socket");
             assert_eq!(is_of_closed(&pipe, &of(kind)), of_output, "{kind}: pipe");
