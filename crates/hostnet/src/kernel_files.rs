@@ -2,8 +2,9 @@
 
 /// The sysctl of rule `skb-defer`, below `/proc/sys`.
 pub(crate) const SKB_DEFER_MAX: &str = "net/core/skb_defer_max";
-/// RT throttling, below `/proc/sys`.
+/// Whether a kernel's warning is a panic, below `/proc/sys`.
 pub(crate) const PANIC_ON_WARN: &str = "kernel/panic_on_warn";
+/// RT throttling, below `/proc/sys`.
 pub(crate) const RT_RUNTIME: &str = "kernel/sched_rt_runtime_us";
 /// Weight of the backlog and of qdiscs, below `/proc/sys`.
 pub(crate) const DEV_WEIGHT: &str = "net/core/dev_weight";

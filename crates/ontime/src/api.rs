@@ -345,7 +345,8 @@ pub(crate) struct Reservations {
 /// admits all of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Capacity {
-    /// Of each CPU for reservations that are not pinned; all of them together, less the time of the cap watcher.
+    /// Of each CPU for reservations that are not pinned. The sum over the CPUs may be given out, less
+    /// `watcher_micro_cpus` once.
     pub unpinned_micro_cpus_per_cpu: u64,
     /// The most that one vCPU may have.
     pub largest_micro_cpus: u64,

@@ -149,17 +149,9 @@ impl SchedConfig {
         online.iter().filter(|cpu| self.cpus.as_ref().is_none_or(|only| only.contains(*cpu))).collect()
     }
 
-    /// What leases leave of the CPUs: a container has its time only as far as the runtime caps allow.
+    /// What a new lease leaves of the CPUs: a container has its time only as far as the runtime caps allow.
     pub fn beside_leases(&self) -> Beside {
         Beside { reserve: self.reserve.max(self.uncapped), watcher: Bandwidth::ppm(WATCHER_PPM) }
-    }
-
-    /// What reservations leave of the CPUs.
-    pub(crate) fn beside(&self) -> Beside {
-        match self.leases.is_empty() {
-            true => Beside { reserve: self.reserve, watcher: Bandwidth::ZERO },
-            false => self.beside_leases(),
-        }
     }
 
     /// Whether nothing is to be reserved.

@@ -115,6 +115,11 @@ impl Peers {
 pub(crate) fn cgroups(connection: &UnixStream, peer: Peer) -> io::Result<String> {
     // 0: it is in another PID namespace.
     if peer.process == 0 || std::fs::metadata("/proc/1/cgroup").is_err() {
+        tracing::warn!(
+            "the VM of process {} is not known: /proc does not show it (hidepid=, or another PID namespace); give \
+             each QEMU a user, and name it as qemu-user in sockets.toml",
+            peer.process
+        );
         return Ok(String::new());
     }
     let text = std::fs::read_to_string(format!("/proc/{}/cgroup", peer.process))?;

@@ -135,8 +135,8 @@ impl Filters {
     }
 }
 
-/// Gives up the rest, for this and all later threads, but system calls: their filters are returned. Call this before
-/// any thread is started.
+/// Gives up all other privileges, for this and all later threads. System calls are restricted when the caller installs
+/// the returned filters. Call this before any thread is started.
 ///
 /// # Errors
 /// [`SandboxError`]

@@ -408,14 +408,16 @@ pub fn libvirt_scope(path: &str) -> Option<&str> {
 
 /// The name of libvirt's VM whose cgroup contains this path, if that is another VM than `vm`.
 pub fn other_libvirt_vm(path: &str, vm: &str) -> Option<String> {
-    let name = name_of_scope(libvirt_scope(path)?).unwrap_or_default();
+    let scope = libvirt_scope(path)?;
+    let name = name_of_scope(scope).unwrap_or_default();
     let machine = machine_name(vm);
-    let is_shortened = name.len() >= SHORTENED && machine.starts_with(&name);
+    let is_cut = unescape(scope.rsplit('/').next()?).len() >= "machine-.scope".len() + CUT;
+    let is_shortened = is_cut && machine.starts_with(&name);
     (name != vm && name != machine && !is_shortened).then_some(name)
 }
 
-/// libvirt cuts names of machines at 64 characters; driver and number leave at least this many of the VM's name.
-const SHORTENED: usize = 40;
+/// libvirt cuts names of machines (`qemu-NUMBER-NAME`) at 64 characters, and drops separators at the end.
+const CUT: usize = 62;
 
 /// A VM's name in its machine's name (`virDomainMachineNameAppendValid`).
 fn machine_name(vm: &str) -> String {
@@ -1182,7 +1184,8 @@ mod tests {
         for (vm, name) in [("web", "web"), ("web-1", "web-1"), ("my_web..1-", "myweb.1"), (long, &long[..55])] {
             assert_eq!(other_libvirt_vm(&scope(name), vm), None, "{vm}");
         }
-        for (vm, name) in [("web", "db"), ("web", "web-1"), ("web-1", "web"), ("db", &long[..55])] {
+        for (vm, name) in [("web", "db"), ("web", "web-1"), ("web-1", "web"), ("db", &long[..55]), (long, &long[..41])]
+        {
             assert_eq!(other_libvirt_vm(&scope(name), vm).as_deref(), Some(name), "{vm}");
         }
         assert_eq!(other_libvirt_vm("/machine/db.libvirt-qemu/emulator", "web").as_deref(), Some("db"));

@@ -179,7 +179,11 @@ impl Delays {
                 self.polling.remove(&event.cpu);
             }
             _ if self.polls => self.poll(event),
-            EventKind::TimerStart { timer, expires } if self.timers.len() < TIMERS => {
+            EventKind::TimerStart { timer, expires } => {
+                // Any process may have this name, and start timers that never wake it.
+                if self.timers.len() >= TIMERS && !self.timers.contains_key(&timer) {
+                    self.timers.clear();
+                }
                 self.timers.insert(timer, (event.pid, expires));
             }
             EventKind::TimerExpire { timer } => {

@@ -1,5 +1,7 @@
 //! Host-wide rules: softirq threads, buffers, KVM's polling, protections against FIFO threads.
 
+use std::collections::BTreeMap;
+
 use ontime_tenants::PriorityTable;
 
 use super::threads::place;
@@ -82,7 +84,9 @@ pub(super) fn rt_protections(inventory: &Inventory, intent: &Intent) -> Outcome 
 fn servers_off(inventory: &Inventory, outcome: &mut Outcome) {
     if inventory.kernel.version < SERVER_ACCOUNTED_SINCE && !inventory.protections.servers.is_empty() {
         let panics = inventory.sysctls.get(PANIC_ON_WARN).is_some_and(|text| text != "0");
-        if panics && !inventory.cpus.isolated.is_empty() {
+        // Once they are off, turning them on again writes to them as well.
+        let is_on = inventory.protections.servers.values().flat_map(BTreeMap::values).any(|ns| *ns > 0);
+        if panics && is_on && !inventory.cpus.isolated.is_empty() {
             let found = "kernel.panic_on_warn is set, and before 6.18 the kernel may warn when the server of an \
                          isolated CPU is turned off, so they stay on";
             let remedy = "sysctl kernel.panic_on_warn=0, or a kernel from 6.18 on, or no isolated CPUs";

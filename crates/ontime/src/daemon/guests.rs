@@ -40,8 +40,8 @@ const READS: usize = 4;
 /// The most files that come with one read (a line brings at most two), and that may wait for their line.
 const FILES: usize = 4;
 const FILES_MAX: usize = 16;
-/// What an admission may take. The rate of lines limits it.
-const ADMISSION: Duration = Duration::from_millis(5);
+/// What admissions may take, of all VMs together for each of [`REFILL`]. The rate of lines limits them.
+const ADMISSIONS: Duration = Duration::from_millis(5);
 /// The longest reason in an answer, bytes. The device process accepts lines of 4 KiB.
 const WHY_MAX: usize = 1024;
 
@@ -181,12 +181,12 @@ impl Guests {
     }
 
     /// A question of this VM, which was answered or was the end of its connection, has taken the main thread `time`. If
-    /// it was more than an admission takes, a pass, it counts: all VMs' passes together may take a quarter of the main
-    /// thread's time, and each VM's the same part of that.
+    /// that was more than a VM's part of [`ADMISSIONS`], it counts: all VMs together may take a quarter of the main
+    /// thread's time, and each VM the same part of that, as far as it does not wait longer than [`Bucket`] allows.
     pub(crate) fn charge(&mut self, vm: &str, time: Duration) {
         let vms = u32::try_from(self.links.len()).unwrap_or(u32::MAX).max(1);
-        if let Some(tokens) = self.tokens.get(vm) {
-            let time = time.saturating_sub(ADMISSION).saturating_mul(vms.saturating_mul(4));
+        if let Some(tokens) = self.tokens.get(vm).filter(|_| time > ADMISSIONS / vms) {
+            let time = time.saturating_mul(vms.saturating_mul(4));
             tokens.lock().unwrap_or_else(PoisonError::into_inner).spend(time);
         }
         if let Some(link) = self.links.get(vm) {
@@ -613,7 +613,7 @@ mod tests {
                 let least = took * 4 * vms * round;
                 let least = least.saturating_sub(REFILL * (BURST + 2));
                 assert!(start.elapsed() >= least, "round {round} after {:?}, not {least:?}", start.elapsed());
-                guests.charge("a", ADMISSION + took);
+                guests.charge("a", took);
             }
             // What the other VM may ask is its own.
             assert!(guests.tokens.get("b").is_none_or(|tokens| tokens.lock().unwrap().take()));

@@ -87,7 +87,7 @@ pub(crate) enum Ask {
 /// The largest request body, bytes.
 const BODY_MAX: usize = 16 << 10;
 /// How long a client may take to read an answer, which the daemon keeps in its locked memory until then.
-const UNREAD: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
+const UNREAD: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 30 });
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -267,7 +267,7 @@ impl AsyncWrite for Client {
         unread.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// The whole answer is written.
+    /// hyper calls this when it has written all that it had.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.unread = None;
         self.stream()?.poll_flush(context)

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_plan::edf::Partition;
 use ontime_plan::{Arrivals, Bandwidth, Nanos, Rta, Tenant, Vcpu};
-use ontime_sched::{Beside, WATCHER_PPM};
+use ontime_sched::{Beside, SchedConfig};
 use ontime_tenants::config::{ConfigError, Text};
 use serde::Deserialize;
 use toml::Spanned;
@@ -121,11 +121,11 @@ pub(crate) fn parse(text: &Text) -> Result<PlanFile, ConfigError> {
         (_, Some(_)) if host.bulk_reserve.is_some() => {
             return Err(refuse_host("give reserve (of each CPU) or bulk-reserve (of the host), not both".to_owned()));
         }
-        (_, Some(kept)) if (0.01..=0.9).contains(&kept) => {
-            Reserve::EachCpu(Beside { reserve: ppm(kept), watcher: Bandwidth::ppm(WATCHER_PPM) })
+        (_, Some(kept)) if (0.01..=0.85).contains(&kept) => {
+            Reserve::EachCpu(SchedConfig { reserve: ppm(kept), ..SchedConfig::default() }.beside_leases())
         }
         (_, Some(kept)) => {
-            return Err(refuse_host(format!("reserve = {kept} is not a part of each CPU from 0.01 to 0.9")));
+            return Err(refuse_host(format!("reserve = {kept} is not a part of each CPU from 0.01 to 0.85")));
         }
     };
     let (mut tenants, mut hosts) = (Vec::new(), Vec::new());

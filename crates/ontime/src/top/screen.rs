@@ -189,7 +189,8 @@ fn table(rows: &[[String; COLUMNS]], width: usize) -> Vec<String> {
         }
     }
     let beyond = taken(widths, &shown).saturating_sub(width);
-    widths[NAME] = widths[NAME].saturating_sub(beyond).max(NAME_LEAST);
+    let least = widths[NAME].min(NAME_LEAST);
+    widths[NAME] = widths[NAME].saturating_sub(beyond).max(least);
     let line = |row: &[String; COLUMNS]| {
         let cells = row.iter().zip(widths).zip(shown).filter(|(_, shown)| *shown);
         let cells: Vec<String> = cells.map(|((cell, width), _)| padded(&cut(&visible(cell), width), width)).collect();

@@ -21,6 +21,14 @@ const KEPT: usize = 1_000;
 /// Size of each CPU's ring in the kernel, KiB.
 const RING_KIB: u32 = 8_192;
 
+/// How long before a look an event may have been that is read at the next one, ns.
+const EVENTS_LATE: u64 = 50_000_000;
+
+/// The CPUs that are not measured.
+fn others(inventory: &Inventory, measured: &CpuSet) -> Vec<u32> {
+    inventory.cpus.online.iter().filter(|cpu| !measured.contains(*cpu)).collect()
+}
+
 /// The names of the threads that measure, and whether they poll; none for requests, which `ontime trace` follows.
 fn threads(test: Test) -> Option<(&'static str, bool)> {
     match test {
@@ -76,7 +84,8 @@ impl Tracer {
         let guard = Guard::start(&place)?;
         Ok(Some(Self {
             session: Some(Session::start(root, place, &watch, RING_KIB)?),
-            counters: Counters::new(&watch.cpus),
+            // Reading the SMI counter of a CPU interrupts it. An SMI stops all CPUs, so another one tells.
+            counters: Counters::new(&others(inventory, cpus)),
             delays: Delays::new(watch, polls, KEPT),
             from: clock::now(),
             probe_ns,
@@ -95,11 +104,11 @@ impl Tracer {
         self.hint();
     }
 
-    /// Notes what took time from the whole machine since the last look.
+    /// Notes what took time from the whole machine since the last look, or shortly before: events come a little late.
     fn hint(&mut self) {
         let now = clock::now();
         if let Some(words) = self.counters.look().words() {
-            self.delays.hint(self.from, now, &words);
+            self.delays.hint(self.from.saturating_sub(EVENTS_LATE), now, &words);
         }
         self.from = now;
     }

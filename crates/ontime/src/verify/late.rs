@@ -116,7 +116,8 @@ impl Lates {
     }
 
     /// Adds delays of the program's threads beyond a limit. `measured` is what the program itself measured. If it has
-    /// such a delay, and the trace, which ends a delay a little earlier, found none, this adds the longest.
+    /// such a delay, and the trace, which ends a delay a little earlier, found none, this adds the longest of that CPU,
+    /// if it is near the limit.
     pub(super) fn add_delays(&mut self, test: Test, found: &Found, limit: Option<f64>, measured: &[OfCpu]) {
         let Some(limit) = limit else { return };
         let events = found.delays.iter().filter_map(|delay| {
@@ -126,8 +127,16 @@ impl Lates {
         let mut events: Vec<(Late, Vec<Cause>)> = events.collect();
         events.sort_by(|(a, _), (b, _)| b.total_us.total_cmp(&a.total_us));
         let late = events.partition_point(|(late, _)| late.total_us > limit);
-        let is_late = measured.iter().any(|of| of.max_us > limit);
-        events.truncate(late.max(usize::from(is_late)));
+        if late > 0 {
+            events.truncate(late);
+        } else {
+            let is_near = |late: &Late| {
+                late.total_us > limit - ROUNDING_US
+                    && measured.iter().any(|of| Some(of.cpu) == late.cpu && of.max_us > limit)
+            };
+            events.retain(|(late, _)| is_near(late));
+            events.truncate(1);
+        }
         self.add(events);
     }
 }

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ontime_plan::Bandwidth;
 use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadRole};
 
 use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_unpinned, refuse_vcpusched};
@@ -21,6 +22,7 @@ use crate::admit::offer::Offer;
 use crate::admit::pacing::Source;
 use crate::admit::request::{self, Ask, Asks};
 use crate::admit::reservations::{LeaseState, Present, Refused, Reservations, Reserved, Unfit};
+use crate::beside::Beside;
 use crate::config::SchedConfig;
 use crate::lease::Lease;
 use crate::model::{BackendKind, Share};
@@ -62,7 +64,12 @@ fn admit_by<'a>(
     let place = |cpu: u32| (0..).zip(&cpus).find(|(_, one)| **one == cpu).map(|(at, _)| at);
     let had = |vcpu: &Reserved| Had { home: before.cpu(vcpu).and_then(place), period: vcpu.period };
     let held: BTreeMap<ThreadId, Had> = before.vcpus.iter().map(|vcpu| (vcpu.id, had(vcpu))).collect();
-    let (beside, pacing) = (config.beside(), config.backend.pacing());
+    // Only a new lease has to leave what [`SchedConfig::beside_leases`] says. VMs, and leases that were admitted beside
+    // less, stay.
+    let beside = Beside { reserve: config.reserve, watcher: Bandwidth::ZERO };
+    let beside_of = |is_new_lease: bool| if is_new_lease { config.beside_leases() } else { beside };
+    let is_new_lease = |entry: &Entry<'_>| matches!(entry, Entry::Leased(lease, _) if !lease.admitted);
+    let pacing = config.backend.pacing();
     let mut reservations = Reservations { cpus, beside, pacing, ..Reservations::default() };
     // A container has no vCPUs, and a pod's user chooses its name.
     let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk && tenant.kind != Kind::Container;
@@ -101,8 +108,10 @@ fn admit_by<'a>(
         }
     });
     let (entries, wanted): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    reservations.beside = beside_of(entries.iter().any(is_new_lease));
     let all_admitted = shortcut(&mut reservations, &wanted);
     for (entry, wanted) in entries.iter().zip(wanted) {
+        reservations.beside = beside_of(is_new_lease(entry));
         match entry {
             Entry::Declared(_) if all_admitted => {}
             Entry::Declared(tenant) => {
@@ -140,6 +149,7 @@ fn admit_by<'a>(
             }
         }
     }
+    reservations.beside = beside;
     reservations
 }
 

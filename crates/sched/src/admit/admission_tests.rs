@@ -430,7 +430,7 @@ fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
     let after = admit(&config, &tenant, &online(2), &Reservations::default(), &Asks::new());
     assert_eq!((after.kept.len(), after.cpu(&after.vcpus[0]), states(&after)), (0, Some(1), vec![("l", true, "")]));
     // Without a pin, on a CPU that another lease fills: the bandwidth is kept elsewhere.
-    config.leases = vec![lease("full", 840, 1, Some(&[1]), true), lease("l", 300, 1, None, true)];
+    config.leases = vec![lease("full", 900, 1, Some(&[1]), true), lease("l", 300, 1, None, true)];
     let after = admit(&config, &tenant, &online(2), &Reservations::default(), &Asks::new());
     assert_eq!((after.vcpus.len(), after.kept.len()), (0, 2));
     assert!(after.leases["l"].held && after.leases["l"].why.is_some(), "{after:?}");
@@ -592,13 +592,13 @@ fn a_new_lease_takes_no_time_that_pacers_of_sched_toml_need_and_an_old_one_keeps
 fn pacers_that_lack_time_on_one_cpu_keep_no_vm_from_another() {
     let (mut config, file) = beside_file();
     let before = admit(&config, std::slice::from_ref(&file), &online(2), &Reservations::default(), &Asks::new());
-    config.leases = vec![lease("full", 729, 1, Some(&[0]), true)];
+    config.leases = vec![lease("full", 829, 1, Some(&[0]), true)];
     let both = [file, vm("other", 2, 1, "1")];
     let after = admit(&config, &both, &online(2), &before, &Asks::new());
     assert_eq!((admitted_vcpus(&after), after.refused.len()), (vec![("file", 0), ("other", 0)], 0), "{after:?}");
     // On the same CPU it would have no time.
     let both = [both[0].clone(), vm("other", 2, 1, "0")];
-    config.leases = vec![lease("full", 609, 1, Some(&[0]), true)];
+    config.leases = vec![lease("full", 709, 1, Some(&[0]), true)];
     let after = admit(&config, &both, &online(2), &before, &Asks::new());
     assert_eq!(admitted_vcpus(&after), [("file", 0)]);
     assert!(after.refused[0].tenant == "other" && after.refused[0].why.contains("of CPU 0"), "{after:?}");
@@ -634,6 +634,34 @@ fn beside_leases_the_cap_watchers_time_is_kept() {
         admit(&config, &[], &online(1), &Reservations::default(), &Asks::new()).refused.len()
     };
     assert_eq!((refused(699_980), refused(700_010)), (0, 1));
+}
+
+/// An earlier version, or a higher `cap.cpu-share`, left the watcher and others less.
+#[test]
+fn what_was_admitted_beside_less_stays_admitted() {
+    let one = |ppm: u64, cpus: Option<&[u32]>, admitted| Lease { ppm, ..lease("l", 1, 1, cpus, admitted) };
+    let many = |admitted| (10..28).map(|n| lease(&format!("l{n}"), 105, 1, None, admitted)).collect::<Vec<_>>();
+    let vms =
+        |cpus: &[&str]| cpus.iter().enumerate().map(|(n, cpu)| vm(&format!("v{n}"), 1, 1, cpu)).collect::<Vec<_>>();
+    let refused = |uncapped: u64, tenants: &[Tenant], cpus: u32, leases: Vec<Lease>| {
+        let mut config = config(&[("v0", 9_200), ("v1", 9_200), ("v2", 9_200), ("v3", 9_200)]);
+        (config.uncapped, config.leases) = (Bandwidth::ppm(uncapped), leases);
+        let after = admit(&config, tenants, &online(cpus), &Reservations::default(), &Asks::new());
+        assert_eq!(after.beside, Beside { reserve: config.reserve, watcher: Bandwidth::ZERO });
+        after.refused.into_iter().map(|refused| refused.tenant).collect::<Vec<_>>()
+    };
+    for admitted in [true, false] {
+        let found = [
+            refused(50_000, &[], 1, vec![one(900_000, None, admitted)]),
+            refused(50_000, &[], 2, vec![one(949_000, Some(&[1]), admitted)]),
+            refused(50_000, &[], 2, many(admitted)),
+            refused(200_000, &[], 4, vec![one(850_000, None, admitted)]),
+            refused(50_000, &vms(&["0"]), 1, vec![one(20_000, None, admitted)]),
+            refused(50_000, &vms(&["0", "1", "2", "3"]), 4, vec![one(20_000, None, admitted)]),
+        ];
+        assert!(found.iter().all(|refused| refused.is_empty() == admitted), "{admitted}: {found:?}");
+        assert!(found.iter().flatten().all(|name| name.starts_with("reservation ")), "no VM: {found:?}");
+    }
 }
 
 proptest! {

@@ -78,7 +78,8 @@ pub(crate) fn fit(
     let Reservations { beside, ref cpus, .. } = *reservations;
     let leased = |at: usize| vcpus.get(at).is_none_or(|vcpu| vcpu.leased);
     let admitted = fit_beside(beside, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), leased, name)?;
-    let homes = admitted.home.get(cpus.len()..).unwrap_or_default();
+    // The watcher's is the last one.
+    let homes = admitted.home.get(cpus.len()..cpus.len() + vcpus.len() + kept.len()).unwrap_or_default();
     for source in sources {
         pacing::check(reservations, vcpus, kept, homes, *source, present)?;
     }
@@ -105,10 +106,11 @@ pub fn fit_beside(
     let least = |at: usize| reserve + Bandwidth::ppm(ROUNDING_PPM) + if capped(at) { watcher } else { Bandwidth::ZERO };
     let is_too_large = |(at, ask): (usize, &Reservation)| ask.bandwidth + least(at) > Bandwidth::ONE;
     if let Some(at) = asked.iter().enumerate().position(is_too_large) {
-        let watcher = if capped(at) { format!(", and {watcher} for the cap watcher") } else { String::new() };
+        let is_watched = capped(at) && watcher > Bandwidth::ZERO;
+        let watcher = if is_watched { format!(", and {watcher} for the cap watcher") } else { String::new() };
         return Err(format!(
             "{} asks for more of a CPU than is left beside the reserve ({reserve} of each CPU{watcher}); ask for less, \
-             or reserve less",
+             or keep less (reserve in sched.toml, cap.cpu-share in daemon.toml)",
             name(at)
         ));
     }
@@ -139,10 +141,14 @@ pub fn fit_beside(
         other => other.to_string(),
     })?;
     // The watcher may be on any CPU, and what stays there cannot make room for it.
-    let homes = || admitted.home.iter().zip(&all).skip(count);
-    for (at, cpu) in (0..number).zip(cpus) {
-        let stay: Bandwidth = homes().filter(|(home, _)| **home == Some(at)).map(|(_, one)| one.bandwidth).sum();
-        let is_capped = homes().enumerate().any(|(asked, (home, _))| *home == Some(at) && capped(asked));
+    let mut at_home = vec![(Bandwidth::ZERO, false); count];
+    for (asked, (home, one)) in admitted.home.iter().zip(&all).skip(count).enumerate() {
+        if let Some((stay, is_capped)) = home.and_then(|home| at_home.get_mut(home as usize)) {
+            *stay = *stay + one.bandwidth;
+            *is_capped |= capped(asked);
+        }
+    }
+    for (cpu, (stay, is_capped)) in cpus.iter().zip(at_home) {
         if is_capped && stay + reserve + watcher > Bandwidth::ONE {
             return Err(format!(
                 "CPU {cpu} would have less left than its reserve ({reserve} of each CPU) and the time of the cap \

@@ -398,7 +398,8 @@ def libuv_run(words, names, log, prefix):
             # What the test itself said is the line after the heading of its output.
             said = re.findall(r"^# (?!exit code|Output from)(.+)", output, re.M)
             if bad or verdict is None:
-                verdict = (bad[0][0], said[0] if said else bad[0][1]) if bad else next(iter(found.values()))
+                verdict = (bad[0][0], said[0] if said else bad[0][1]) if bad else \
+                    next(iter(found.values()), ("dies", "no verdict"))
         results[name] = verdict
     return results
 

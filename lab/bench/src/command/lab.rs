@@ -24,7 +24,7 @@ const TIMED_OUT: u8 = 124;
 const BESIDE: &str = r#"setsid lab-client sh -c "$0" < /dev/null & client=$!
 env -- "$@"
 status=$?
-kill -- -$client 2> /dev/null
+kill -- -$client 2> /dev/null || kill $client 2> /dev/null
 exit $status"#;
 /// Status of `ontime-lab run` if the emulated host itself failed.
 const LAB_FAILED: u8 = 125;

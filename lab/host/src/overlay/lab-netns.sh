@@ -13,7 +13,7 @@ name=${2:?lab-netns: a NAME}
 # guests' disk has a Python that can call it.
 nft() {
     mkdir -p /run/guest
-    mount -o ro /dev/vdb /run/guest 2> /dev/null || mountpoint -q /run/guest
+    flock /run/guest.lock sh -c 'mountpoint -q /run/guest || mount -o ro /dev/vdb /run/guest'
     LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu:/run/guest/usr/lib/x86_64-linux-gnu PYTHONHOME=/run/guest/usr /run/guest/usr/bin/python3 -c '
 import ctypes, sys
 nft = ctypes.CDLL("libnftables.so.1")

@@ -362,10 +362,11 @@ impl Watcher {
         }
     }
 
-    /// Reads the policies of paused threads where that is due. Pauses a thread again if it has escaped.
+    /// Reads the policy of a paused thread if that is due: one, because looks and ends of pauses come between. Pauses
+    /// the thread again if it has escaped.
     fn inspect(&mut self) {
         let now = now();
-        while let Some(index) = self.inspections.due(now) {
+        if let Some(index) = self.inspections.due(now) {
             if let Some(Some(slot)) = self.slots.get(index).filter(|_| self.table.paused(index)) {
                 self.inspections.inspected(index, now);
                 if slot.place.is_real_time().is_ok_and(|escaped| escaped) {

@@ -17,14 +17,14 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use ontime_base::Bucket;
 use ontime_base::bucket::REFILL;
 use ontime_sched::published::is_memory;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -107,13 +107,15 @@ fn own_table((stream, give): (RawFd, RawFd)) -> io::Result<(UnixStream, UnixStre
 /// Passes data on until one end is closed or a descriptor arrives that is not memory.
 fn relay<const FILES: usize>(stream: &UnixStream, give: &UnixStream, tokens: &Tokens, answers: &Receiver<()>) {
     let mut chunk = [0; 4096];
-    // Waits for a token. Returns whether the main thread still has its ends.
+    // Waits for a token. Returns whether the device process and the main thread still have their ends.
     let may_go_on = || loop {
         if tokens.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return true;
         }
-        if answers.recv_timeout(REFILL) == Err(RecvTimeoutError::Disconnected) {
-            return false;
+        let mut ends = [PollFd::new(stream, PollFlags::RDHUP), PollFd::new(give, PollFlags::IN)];
+        match poll(&mut ends, Timespec::try_from(REFILL).ok().as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            _ => return false,
         }
     };
     loop {
