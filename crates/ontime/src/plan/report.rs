@@ -507,7 +507,7 @@ mod tests {
                 period: vcpu.period().unwrap(),
                 count: u32::try_from(tenant.vcpus.len()).unwrap(),
                 cpus: pinned.map(|cpu| vec![cpu; tenant.vcpus.len()]),
-                admitted: true,
+                admitted: false,
             }
         };
         let config = SchedConfig { leases: tenants.iter().map(lease).collect(), ..SchedConfig::default() };
