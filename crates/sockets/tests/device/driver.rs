@@ -147,7 +147,16 @@ impl Vm {
         for channel in 0..self.channels.len() as u32 {
             while UnixStream::connect(self.socket_path(channel)).is_ok() {}
         }
-        std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
+        // Other threads may still be closing theirs.
+        let count = || std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count();
+        let (mut last, mut same) = (count(), 0);
+        while same < 20 {
+            std::thread::sleep(Duration::from_millis(5));
+            let now = count();
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+        }
+        last
     }
 }
 
