@@ -60,14 +60,22 @@ impl Reader {
         &self.path
     }
 
-    /// The requests. To be called after the log is off.
-    pub(super) fn end(mut self) -> Result<Traced, PathError> {
+    /// Waits until the emulator has closed the pipe, for at most this time. Returns whether it has.
+    pub(super) fn wait(&self, limit: Duration) -> bool {
         let start = Instant::now();
         while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if start.elapsed() > CLOSING {
-                return Err(PathError::Unclosed { seconds: CLOSING.as_secs() });
+            if start.elapsed() > limit {
+                return false;
             }
             thread::sleep(LOOK);
+        }
+        true
+    }
+
+    /// The requests. To be called after the log is off.
+    pub(super) fn end(mut self) -> Result<Traced, PathError> {
+        if !self.wait(CLOSING) {
+            return Err(PathError::Unclosed { seconds: CLOSING.as_secs() });
         }
         let failed = |source| PathError::Pipe { path: self.path.clone(), source };
         match self.thread.take().map(JoinHandle::join) {

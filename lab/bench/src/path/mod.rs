@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use ontime_lab::images::Images;
 use ontime_lab::isolate;
@@ -65,6 +66,8 @@ pub(crate) const METHODS: [&str; 9] = [
 ];
 /// Requests before the first that counts.
 const WARM_UP: u64 = 20;
+/// How often the host is made to do something so that the emulator closes its log.
+const LOG_CLOSES: u32 = 30;
 
 /// Why requests could not be traced.
 #[derive(Debug, thiserror::Error)]
@@ -222,6 +225,13 @@ fn measure_case(host: &mut Host, plan: &PathPlan, case: &Case, guest: Option<&st
     let ended = host.lab()?.log_instructions(None);
     sent?;
     ended?;
+    // While the clock stands still, the emulator's CPU may be where it keeps the log from being closed.
+    for _ in 0..LOG_CLOSES {
+        if reader.wait(Duration::from_secs(1)) {
+            break;
+        }
+        host.shell("true")?;
+    }
     let (traced, names) = reader.end()?;
     let (mut requests, mut missed) = (Vec::new(), BTreeMap::new());
     for one in traced.into_iter().skip(WARM_UP as usize).take(plan.requests as usize) {
