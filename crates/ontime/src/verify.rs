@@ -1,6 +1,6 @@
 //! `ontime verify`: whether this host, and a guest, are fit for their load. It measures the way that hosts are
-//! accepted: with cyclictest, `rtla timerlat` and oslat, and with `ontime trace` meanwhile. Named limits judge the
-//! longest delays. A trace beside each measurement finds their causes (`causes`).
+//! accepted: with cyclictest, `rtla timerlat` and oslat, then with `ontime trace`. Named limits judge the longest
+//! delays. A trace beside each of the programs finds their causes (`causes`).
 //!
 //! In: those programs and their outputs (`outputs`), limits (`limits`), the daemon's status. Out: a
 //! `document::Document`. Every program is limited in time and ends with this one (`child`).
@@ -39,8 +39,6 @@ use crate::{api, client, exit};
 
 /// How much longer than its measurement a program may take.
 const GRACE: Duration = Duration::from_secs(30);
-/// How many of the slowest requests `ontime trace` keeps.
-const WORST: &str = "100";
 
 /// `ontime verify`
 #[derive(Debug, clap::Args)]
@@ -105,6 +103,7 @@ pub(crate) fn run(args: &Args, paths: &Paths) -> anyhow::Result<ExitCode> {
         oslat_cpus: chosen(args.oslat_cpus.as_ref(), "--oslat-cpus", &cpus.isolated, &cpus.online)?,
         online: &cpus.online,
         tests: Test::ALL.into_iter().filter(|test| args.test.contains(test)).collect(),
+        limits: limits::smallest(&sets, &args.limits),
     };
     plan.check_programs(|program| std::env::var_os("PATH").is_some_and(|path| is_in(&path, program)))?;
     let missed = Unseen::rights();
@@ -149,6 +148,8 @@ struct VerifyPlan<'a> {
     oslat_cpus: CpuSet,
     online: &'a CpuSet,
     tests: Vec<Test>,
+    /// The smallest chosen limit of each, us.
+    limits: BTreeMap<Test, f64>,
 }
 
 impl VerifyPlan<'_> {
@@ -263,7 +264,6 @@ impl<'a> Bench<'a> {
         let (args, plan) = (self.plan.args, self.plan);
         let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut load = args.load.as_deref().map(Load::start).transpose().doing("starting the load (--load)")?;
-        let mut trace = plan.tests.contains(&Test::Request).then(|| self.start_trace()).transpose()?;
         let (mut measurements, mut slow) = (Vec::new(), Vec::new());
         for test in &plan.tests {
             self.start_causes(*test, inventory);
@@ -271,22 +271,16 @@ impl<'a> Bench<'a> {
                 Test::Cyclictest => self.cyclictest(&mut load)?,
                 Test::Timerlat => self.timerlat(&mut load)?,
                 Test::Oslat => self.oslat(&mut load)?,
-                // Traced meanwhile.
-                Test::Request => continue,
+                Test::Request => {
+                    let (measurement, found) = self.requests(&mut load)?;
+                    slow = found;
+                    measurement
+                }
             });
             self.traced.extend(self.tracer.take().map(|tracer| (*test, tracer.finish())));
-            if let Some(guest) = &args.guest {
+            if let Some(guest) = args.guest.as_ref().filter(|_| test.program().is_some()) {
                 measurements.push(self.guest(*test, guest, &mut load)?);
             }
-        }
-        if let Some((running, command)) = &mut trace {
-            if measurements.is_empty() {
-                print_stderr(format_args!("ontime trace, {} s", args.duration));
-                running.wait(Duration::from_secs(args.duration), || self.why_stop(&mut load))?;
-            }
-            let (measurement, found) = requests(running, std::mem::take(command))?;
-            measurements.push(measurement);
-            slow = found;
         }
         self.go_on(&mut load)?;
         drop(load);
@@ -306,7 +300,7 @@ impl<'a> Bench<'a> {
         if self.plan.args.no_trace {
             return;
         }
-        match Tracer::start(test, cpus, inventory, self.paths) {
+        match Tracer::start(test, cpus, self.plan.limits.get(&test).copied(), inventory, self.paths) {
             Ok(tracer) => self.tracer = tracer,
             Err(why) => self.notes.push(format!("{}: no causes of its delays: {why:#}", test.name())),
         }
@@ -452,14 +446,21 @@ impl<'a> Bench<'a> {
         Ok(Measurement { test: Test::Timerlat, place: "host", command: words, outcome: outcome(result) })
     }
 
-    /// Starts `ontime trace` beside the measurements. Returns it with its command line.
-    fn start_trace(&self) -> anyhow::Result<(Running, String)> {
+    /// Traces requests, while no other measurement disturbs them.
+    fn requests(&self, load: &mut Option<Load>) -> anyhow::Result<(Measurement, Vec<Slow>)> {
         let program = std::env::current_exe().doing("finding the program `ontime`")?;
-        let arguments = ["trace", "--quiet", "--json", "-", "--worst", WORST];
+        let worst = document::KEPT_REQUESTS.to_string();
+        let arguments = ["trace", "--quiet", "--json", "-", "--worst", &worst];
         let mut command = Command::new(program);
         command.args(arguments).args(self.paths.arguments());
-        let running = Running::start(command, None).doing("starting ontime trace")?;
-        Ok((running, format!("ontime {}", arguments.join(" "))))
+        let words = format!("ontime {}", arguments.join(" "));
+        let duration = self.plan.args.duration;
+        print_stderr(format_args!("{words}, {duration} s"));
+        let mut running = Running::start(command, None).doing("starting ontime trace")?;
+        if let Ended::Because(why) = running.wait(Duration::from_secs(duration), || self.why_stop(load))? {
+            return Err(Exit::unknown(why).into());
+        }
+        of_requests(&mut running, words)
     }
 
     fn host(self, inventory: &Inventory) -> HostFacts {
@@ -494,7 +495,7 @@ fn outcome(result: Result<Vec<OfCpu>, String>) -> Outcome {
 }
 
 /// Ends the trace, and reads what it found.
-fn requests(running: &mut Running, command: String) -> anyhow::Result<(Measurement, Vec<Slow>)> {
+fn of_requests(running: &mut Running, command: String) -> anyhow::Result<(Measurement, Vec<Slow>)> {
     let status = running.end(Signal::INT).doing("ending ontime trace")?;
     let (out, err) = running.output().doing("reading what ontime trace wrote")?;
     let found = if status == Some(i32::from(exit::OK)) {
@@ -584,7 +585,7 @@ mod tests {
 
     fn plan<'a>(args: &'a Args, online: &'a CpuSet, isolated: &str) -> VerifyPlan<'a> {
         let (cpus, oslat_cpus) = (online.clone(), CpuSet::from_list(isolated).unwrap());
-        VerifyPlan { args, cpus, oslat_cpus, online, tests: args.test.clone() }
+        VerifyPlan { args, cpus, oslat_cpus, online, tests: args.test.clone(), limits: BTreeMap::new() }
     }
 
     #[test]

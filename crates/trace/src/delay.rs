@@ -2,17 +2,18 @@
 //! whose threads poll.
 //!
 //! Input: events of [`Watch::of_program`], in time order. Output: the longest [`Delay`]s with their [`Cause`]s and
-//! cures.
+//! cures, and a sum of the others beyond a limit.
 //!
 //! A wake-up's delay has three parts: until the timer's interrupt, until the thread runs, and interruptions after that
 //! until the thread sleeps again. The last part may follow the program's reading of the clock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ontime_figures::number;
 use ontime_tenants::{Class, Level};
 
-use crate::event::{Event, EventKind, Task};
+use crate::event::{Event, EventKind, Name, Task};
+use crate::format::Vector;
 use crate::inversion::{Cure, Inversion, Judge, Kind, Waiter, doing, same_work};
 use crate::path::{Path, PathRole, Watch};
 use crate::request::Segment;
@@ -23,12 +24,19 @@ use crate::waits::Waits;
 const TIMERS: usize = 16_384;
 /// Causes shorter than this share of their delay are left out.
 const SHARE: u64 = 20;
+/// Most polling threads that are remembered; any process may have their name.
+const POLLING: usize = 4_096;
 
 /// What a thread may need to read the clock and sleep again, ns; more is an interruption that no probe shows.
 const OWN: u64 = 20_000;
 
-const UNSEEN: &str = "an interrupt without a probe (the CPU's own timer, a call by another CPU), firmware, or a \
-    hypervisor below this host: a CPU of its own (exclusive-cpu); rtla hwnoise finds the latter two";
+/// The cure of what no probe shows.
+pub const UNSEEN: &str = "an interrupt without a probe, firmware, or a hypervisor below this host: a CPU of its own \
+    (exclusive-cpu); rtla hwnoise finds the latter two";
+const TICK: &str = "the CPU's own timer: the tick, which stops where nohz_full= names the CPU and one thread alone \
+    runs there, or a timer that a thread of this CPU has set";
+const CALL: &str = "a call by another CPU (a wake-up, a change of page tables or of kernel code): a CPU of its own \
+    (exclusive-cpu); trace-cmd -e ipi shows who calls";
 const IDLE: &str = "the CPU was idle: an idle state that takes long to leave (cpupower idle-set -D 10, or \
     /dev/cpu_dma_latency; ontime doctor, idle-states), or a hypervisor below this host that let another run";
 const MASKED: &str = "interrupts were off on that CPU, or its time was taken by firmware or a hypervisor below this \
@@ -58,6 +66,8 @@ pub struct Cause {
     pub place: CpuContext,
     /// For how long, ns.
     pub ns: u64,
+    /// The CPU. A timer's interrupt may come on another one than the thread's.
+    pub cpu: u32,
     /// What to do about it.
     pub cure: Cure,
 }
@@ -69,7 +79,7 @@ impl Cause {
         let idle = self.blocker.pid == 0 && self.place == CpuContext::Thread;
         let other = if idle { "the idle CPU".to_owned() } else { doing(&self.blocker, &self.place) };
         match self.part {
-            Part::Timer => format!("its timer's interrupt came {us} us late, during {other}"),
+            Part::Timer => format!("its timer's interrupt on CPU {} came {us} us late, during {other}", self.cpu),
             Part::Waited => format!("waited {us} us for {other}"),
             Part::Interrupted => format!("was interrupted for {us} us by {other}"),
             Part::Unseen => format!("was interrupted for {us} us by what no probe shows"),
@@ -108,11 +118,55 @@ impl Delay {
     }
 }
 
+/// Delays beyond the limit that were too many to be kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Others {
+    /// How many.
+    pub delays: u64,
+    /// Their causes, by cure.
+    pub by_cure: Vec<OfCure>,
+}
+
+/// The causes that have one cure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfCure {
+    /// How many delays had such a cause.
+    pub delays: u64,
+    /// Their sum, ns.
+    pub ns: u64,
+    /// The longest.
+    pub longest: Cause,
+}
+
+impl Others {
+    /// `causes`: those of one delay, each with its cure.
+    fn add<'a>(&mut self, causes: impl Iterator<Item = &'a Cause>) {
+        self.delays += 1;
+        let mut counted = HashSet::new();
+        for cause in causes {
+            let is_first = counted.insert(cause.cure);
+            match self.by_cure.iter_mut().find(|of| of.longest.cure == cause.cure) {
+                Some(of) => {
+                    of.delays += u64::from(is_first);
+                    of.ns += cause.ns;
+                    if cause.ns > of.longest.ns {
+                        of.longest = *cause;
+                    }
+                }
+                // There are as many as texts of cures.
+                None => self.by_cure.push(OfCure { delays: 1, ns: cause.ns, longest: *cause }),
+            }
+        }
+    }
+}
+
 /// A wake-up in progress.
 #[derive(Debug, Clone, Copy)]
 struct WakeUp {
     due: u64,
     woken: u64,
+    /// The CPU of the timer's interrupt.
+    timer_cpu: u32,
     /// CPU and time at which the thread ran.
     ran: Option<(u32, u64, Task)>,
 }
@@ -123,6 +177,7 @@ pub struct Delays {
     watch: Watch,
     polls: bool,
     keep: usize,
+    limit: Option<u64>,
     timeline: Timeline,
     /// Timers by address: the thread that started it, and when it is due.
     timers: HashMap<u64, (i32, u64)>,
@@ -131,23 +186,30 @@ pub struct Delays {
     wakeups: HashMap<i32, WakeUp>,
     /// Polling threads by CPU, and since when they do not run.
     polling: HashMap<u32, (Task, Option<u64>)>,
+    /// The polling threads, by number.
+    known: HashMap<i32, Task>,
     worst: Vec<Delay>,
+    others: Others,
     lost: u64,
 }
 
 impl Delays {
-    /// Keeps the `keep` longest delays. The program's threads poll, or timers wake them.
-    pub fn new(watch: Watch, polls: bool, keep: usize) -> Self {
+    /// Keeps the `keep` longest delays, and sums up all others beyond `limit`, ns. The program's threads poll, or
+    /// timers wake them.
+    pub fn new(watch: Watch, polls: bool, keep: usize, limit: Option<u64>) -> Self {
         Self {
             watch,
             polls,
             keep,
+            limit,
             timeline: Timeline::default(),
             timers: HashMap::new(),
             firing: HashMap::new(),
             wakeups: HashMap::new(),
             polling: HashMap::new(),
+            known: HashMap::new(),
             worst: Vec::new(),
+            others: Others::default(),
             lost: 0,
         }
     }
@@ -155,6 +217,11 @@ impl Delays {
     /// The longest delays, longest first.
     pub fn worst(&self) -> &[Delay] {
         &self.worst
+    }
+
+    /// The other delays beyond the limit: of a wake-up's, only what came before the thread ran counts.
+    pub fn others(&self) -> &Others {
+        &self.others
     }
 
     /// Lower bound of lost events.
@@ -170,6 +237,7 @@ impl Delays {
 
     /// Processes an event.
     pub fn step(&mut self, event: &Event) {
+        self.find_again(event);
         self.timeline.step(event);
         match event.what {
             EventKind::Lost { count } => {
@@ -198,7 +266,7 @@ impl Delays {
                 if let Some((_, due)) = self.timers.remove(timer) {
                     self.sleeps(pid, event.time);
                     let woken = event.time;
-                    self.wakeups.insert(pid, WakeUp { due: due.min(woken), woken, ran: None });
+                    self.wakeups.insert(pid, WakeUp { due: due.min(woken), woken, timer_cpu: event.cpu, ran: None });
                 }
             }
             EventKind::Switch { prev, preempted, next } => {
@@ -213,27 +281,38 @@ impl Delays {
         }
     }
 
+    /// After a loss, a CPU on which only a polling thread runs may never switch again: the thread's events show it.
+    fn find_again(&mut self, event: &Event) {
+        let is_switch = matches!(event.what, EventKind::Switch { .. } | EventKind::Lost { .. });
+        let Some(task) = self.known.get(&event.pid).filter(|_| !is_switch) else { return };
+        if self.timeline.context(event.cpu).is_none() {
+            self.timeline.runs(event.cpu, *task, event.time);
+            self.polling.insert(event.cpu, (*task, None));
+        }
+    }
+
     /// A thread sleeps from `end` on: its last wake-up is over.
     fn sleeps(&mut self, pid: i32, end: u64) {
         let Some(wakeup) = self.wakeups.remove(&pid) else { return };
         // The program's main thread, which only waits for the others, has no real-time priority.
         let Some((cpu, ran, task)) = wakeup.ran.filter(|(_, _, task)| task.is_rt()) else { return };
         let own = |slice: &Slice| slice.task.pid == task.pid && slice.place == CpuContext::Thread;
+        let WakeUp { due, woken, timer_cpu, .. } = wakeup;
         let parts =
-            [(Part::Timer, wakeup.due, wakeup.woken), (Part::Waited, wakeup.woken, ran), (Part::Interrupted, ran, end)];
+            [(Part::Timer, timer_cpu, due, woken), (Part::Waited, cpu, woken, ran), (Part::Interrupted, cpu, ran, end)];
         let mut causes = Vec::new();
-        for (part, from, to) in parts {
+        for (part, cpu, from, to) in parts {
             let slices = self.timeline.slices(cpu, from, to);
-            slices.filter(|slice| !own(slice)).for_each(|slice| add(&mut causes, part, &slice));
+            slices.filter(|slice| !own(slice)).for_each(|slice| add(&mut causes, part, cpu, &slice));
         }
         let seen: u64 = causes.iter().filter(|cause| cause.part == Part::Interrupted).map(|cause| cause.ns).sum();
         let unseen = end.saturating_sub(ran).saturating_sub(seen).saturating_sub(OWN);
         if unseen > 0 {
             let (part, place, cure) = (Part::Unseen, CpuContext::Thread, Cure::other(UNSEEN));
-            causes.push(Cause { part, blocker: task, place, ns: unseen, cure });
+            causes.push(Cause { part, blocker: task, place, ns: unseen, cpu, cure });
         }
         let interrupted = seen + unseen;
-        self.keep(Delay { task, cpu, due: wakeup.due, ran, interrupted, causes, hint: None });
+        self.keep(Delay { task, cpu, due, ran, interrupted, causes, hint: None });
     }
 
     /// An event on the CPU of a polling thread.
@@ -248,12 +327,17 @@ impl Delays {
             });
         }
         match self.polling.get_mut(&event.cpu) {
-            None if own => drop(self.polling.insert(event.cpu, (task, None))),
+            None if own => {
+                self.polling.insert(event.cpu, (task, None));
+                if self.known.len() < POLLING {
+                    self.known.insert(task.pid, task);
+                }
+            }
             Some((known, since)) if own && known.pid == task.pid => {
                 if let Some(due) = since.take() {
                     let (cpu, ran, mut causes) = (event.cpu, event.time, Vec::new());
                     let slices = self.timeline.slices(cpu, due, ran);
-                    slices.for_each(|slice| add(&mut causes, Part::Interrupted, &slice));
+                    slices.for_each(|slice| add(&mut causes, Part::Interrupted, cpu, &slice));
                     self.keep(Delay { task, cpu, due, ran, interrupted: 0, causes, hint: None });
                 }
             }
@@ -272,20 +356,34 @@ impl Delays {
 
     fn keep(&mut self, mut delay: Delay) {
         let place = self.worst.partition_point(|worse| worse.ns() >= delay.ns());
-        if place >= self.keep {
+        let is_late = |delay: &Delay| self.limit.is_some_and(|limit| delay.late() > limit);
+        if place >= self.keep && !is_late(&delay) {
             return;
         }
         let least = delay.ns() / SHARE;
         delay.causes.retain(|cause| cause.ns >= least);
         delay.causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
-        let (task, cpu, due) = (delay.task, delay.cpu, delay.due);
-        delay.causes.iter_mut().for_each(|cause| cause.cure = self.cure(task, cpu, due, cause));
+        let (task, due) = (delay.task, delay.due);
+        delay.causes.iter_mut().for_each(|cause| cause.cure = self.cure(task, due, cause));
         self.worst.insert(place, delay);
-        self.worst.truncate(self.keep);
+        if self.worst.len() <= self.keep {
+            return;
+        }
+        let Some(shortest) = self.worst.pop().filter(is_late) else { return };
+        // A program that a timer wakes reads the clock before it is interrupted.
+        let counts = |cause: &&Cause| self.polls || matches!(cause.part, Part::Timer | Part::Waited);
+        self.others.add(shortest.causes.iter().filter(counts));
     }
 
     /// As for a request whose thread waits.
-    fn cure(&self, task: Task, cpu: u32, start: u64, cause: &Cause) -> Cure {
+    fn cure(&self, task: Task, start: u64, cause: &Cause) -> Cure {
+        if let CpuContext::Irq { name, .. } = cause.place {
+            match Vector::ALL.into_iter().find(|vector| name == Name::from(vector.name())) {
+                Some(Vector::LocalTimer) => return Cure::other(TICK),
+                Some(_) => return Cure::other(CALL),
+                None => {}
+            }
+        }
         if cause.place == CpuContext::Thread {
             match cause.part {
                 Part::Unseen => return cause.cure,
@@ -309,7 +407,7 @@ impl Delays {
             segment: Segment::HostReceive,
             start,
             ns: cause.ns,
-            cpu,
+            cpu: cause.cpu,
             waiter: Some(Waiter { role: PathRole::App, task }),
             blocker: cause.blocker,
             place: cause.place,
@@ -321,7 +419,7 @@ impl Delays {
 }
 
 /// Adds a slice. Slices of the same thread with the same work become one cause.
-fn add(causes: &mut Vec<Cause>, part: Part, slice: &Slice) {
+fn add(causes: &mut Vec<Cause>, part: Part, cpu: u32, slice: &Slice) {
     let (blocker, place, ns) = (slice.task, slice.place, slice.end - slice.start);
     let same =
         |cause: &&mut Cause| cause.part == part && cause.blocker.pid == blocker.pid && same_work(cause.place, place);
@@ -333,7 +431,7 @@ fn add(causes: &mut Vec<Cause>, part: Part, slice: &Slice) {
                 cause.place = place;
             }
         }
-        None => causes.push(Cause { part, blocker, place, ns, cure: Cure::other("") }),
+        None => causes.push(Cause { part, blocker, place, ns, cpu, cure: Cure::other("") }),
     }
 }
 
@@ -346,7 +444,7 @@ mod tests {
     use crate::event::NET_RX;
 
     const TIMER: u64 = 0xffff_0000;
-    const TICK: u64 = 0xffff_1000;
+    const TICK_TIMER: u64 = 0xffff_1000;
 
     fn task(pid: i32) -> Task {
         let (comm, prio) = match pid {
@@ -363,7 +461,7 @@ mod tests {
     /// Analyses events on CPU 0: time in us, current thread, event.
     fn analysed(program: &str, polls: bool, events: &[(u64, i32, EventKind)]) -> Delays {
         let watch = Watch { program: Some(program.to_owned()), cpus: vec![0], ..Watch::default() };
-        let mut delays = Delays::new(watch, polls, 100);
+        let mut delays = Delays::new(watch, polls, 100, None);
         for (us, pid, what) in events {
             delays.step(&Event { time: us * 1_000, cpu: 0, pid: *pid, what: *what });
         }
@@ -398,10 +496,10 @@ mod tests {
                 (0, 0, switch(0, true, 7)),
                 (1, 7, start(TIMER, 1_000)),
                 // The tick's timer, started by an interrupt in the thread.
-                (2, 7, start(TICK, 1_001)),
+                (2, 7, start(TICK_TIMER, 1_001)),
                 (3, 7, switch(7, false, 30)),
                 // Interrupts are off until 1,030; then a softirq and a thread with a higher priority.
-                (1_030, 30, EventKind::TimerExpire { timer: TICK }),
+                (1_030, 30, EventKind::TimerExpire { timer: TICK_TIMER }),
                 (1_031, 30, EXPIRE),
                 (1_031, 30, waking(7)),
                 (1_032, 30, EventKind::SoftirqEntry { vec: NET_RX }),
@@ -422,7 +520,7 @@ mod tests {
             [
                 "waited 60.0 us for make (30, OTHER) in softirq NET_RX",
                 "was interrupted for 40.0 us by cyclictest (7, FIFO 95) in interrupt 30 (eth0)",
-                "its timer's interrupt came 31.0 us late, during make (30, OTHER) in its own code",
+                "its timer's interrupt on CPU 0 came 31.0 us late, during make (30, OTHER) in its own code",
                 "waited 20.0 us for migration/0 (20, DEADLINE) in its own code",
             ]
         );
@@ -448,16 +546,16 @@ mod tests {
                 (1_092, 0, switch(0, true, 7)),
                 (1_095, 7, start(TIMER, 2_000)),
                 (1_096, 7, switch(7, false, 8)),
-                (1_097, 8, start(TICK, 1_100)),
+                (1_097, 8, start(TICK_TIMER, 1_100)),
                 (1_098, 8, switch(8, false, 0)),
-                (1_500, 0, EventKind::TimerExpire { timer: TICK }),
+                (1_500, 0, EventKind::TimerExpire { timer: TICK_TIMER }),
                 (1_500, 0, waking(8)),
                 (1_900, 0, switch(0, true, 8)),
                 (1_901, 8, switch(8, false, 0)),
             ],
         );
         let [delay] = delays.worst() else { panic!("{delays:?}") };
-        assert_eq!(said(delay), ["its timer's interrupt came 90.0 us late, during the idle CPU"]);
+        assert_eq!(said(delay), ["its timer's interrupt on CPU 0 came 90.0 us late, during the idle CPU"]);
         assert!(delay.causes[0].cure.text().contains("cpupower idle-set"));
     }
 
@@ -546,8 +644,8 @@ mod tests {
     #[test]
     fn the_longest_are_kept_and_hints_go_to_those_of_their_time() {
         let watch = Watch { program: Some("cyclictest".to_owned()), ..Watch::default() };
-        let mut delays = Delays::new(watch, false, 2);
-        for (number, late) in [30, 50, 10, 40].into_iter().enumerate() {
+        let mut delays = Delays::new(watch, false, 2, Some(25_000));
+        for (number, late) in [30, 50, 10, 40, 29, 25].into_iter().enumerate() {
             let due = 1_000 * (number as u64 + 1);
             let events = [
                 (due - 900, 7, start(TIMER, due)),
@@ -563,6 +661,55 @@ mod tests {
         delays.hint(2_000_000, 2_100_000, "2 SMIs");
         let found: Vec<_> = delays.worst().iter().map(|delay| (delay.ns(), delay.hint.is_some())).collect();
         assert_eq!(found, [(50_000, true), (40_000, false)]);
+        // Those of 30 and 29 us are beyond the limit, too.
+        let Others { delays: others, by_cure } = delays.others();
+        let [of] = by_cure.as_slice() else { panic!("{by_cure:?}") };
+        assert_eq!((*others, of.delays, of.ns, of.longest.ns), (2, 2, 59_000, 30_000));
+        assert!(of.longest.cure.text().contains("cpupower idle-set"));
+    }
+
+    #[test]
+    fn a_timer_on_another_cpu_is_late_by_what_that_cpu_did() {
+        let mut delays = analysed("cyclictest", false, &[(0, 7, start(TIMER, 1_000)), (1, 7, switch(7, false, 0))]);
+        for (us, cpu, pid, what) in [
+            (2, 1, 0, switch(0, true, 30)),
+            (1_070, 1, 30, EventKind::IrqEntry { irq: 236, name: Vector::LocalTimer.name().into() }),
+            (1_070, 1, 30, EXPIRE),
+            (1_070, 1, 30, waking(7)),
+            (1_071, 0, 0, switch(0, true, 7)),
+            (1_072, 0, 7, switch(7, false, 0)),
+        ] {
+            delays.step(&Event { time: us * 1_000, cpu, pid, what });
+        }
+        let [delay] = delays.worst() else { panic!("{delays:?}") };
+        let late = "its timer's interrupt on CPU 1 came 70.0 us late, during make (30, OTHER) in its own code";
+        assert_eq!((delay.cpu, said(delay)), (0, vec![late.to_owned()]));
+    }
+
+    #[test]
+    fn after_a_loss_a_polling_thread_is_found_by_its_next_event() {
+        let tick = EventKind::IrqEntry { irq: 236, name: Vector::LocalTimer.name().into() };
+        let call = EventKind::IrqEntry { irq: 251, name: Vector::CallFunction.name().into() };
+        let delays = analysed(
+            "oslat",
+            true,
+            &[
+                (0, 0, switch(0, true, 9)),
+                (100, 0, EventKind::Lost { count: 5 }),
+                (150, 0, EventKind::Lost { count: 0 }),
+                (200, 9, tick),
+                (203, 9, EventKind::IrqExit { irq: 236 }),
+                (300, 9, call),
+                (305, 9, EventKind::IrqExit { irq: 251 }),
+            ],
+        );
+        let found: Vec<_> =
+            delays.worst().iter().map(|delay| (delay.due, delay.ns(), delay.causes[0].cure.text())).collect();
+        assert_eq!(found, [(300_000, 5_000, CALL), (200_000, 3_000, TICK)]);
+        assert_eq!(
+            said(&delays.worst()[1]),
+            ["was interrupted for 3.0 us by oslat (9, FIFO 1) in interrupt 236 (LOC)"]
+        );
     }
 
     proptest! {
@@ -572,7 +719,7 @@ mod tests {
             polls in any::<bool>(),
         ) {
             let watch = Watch { program: Some("*".to_owned()), ..Watch::default() };
-            let (mut delays, mut us) = (Delays::new(watch, polls, 8), 1_000);
+            let (mut delays, mut us) = (Delays::new(watch, polls, 8, Some(10_000)), 1_000);
             let pids = [0, 7, 8, 9, 20];
             for (kind, one, other, step) in kinds {
                 us += step;
@@ -605,6 +752,7 @@ mod tests {
         assert_eq!(filters["timer/hrtimer_start"].as_deref(), Some("COMM~\"timerlat*\""));
         assert_eq!(filters["sched/sched_waking"].as_deref(), Some("comm~\"timerlat*\""));
         assert_eq!(filters["sched/sched_switch"], None);
+        assert!(filters.contains_key("irq_vectors/local_timer_entry"));
         assert!(!filters.contains_key("kvm/kvm_entry") && !filters.contains_key("net/netif_receive_skb"));
     }
 }

@@ -27,10 +27,39 @@ pub enum Probe {
     Interrupt,
     TimerStart,
     TimerExpire,
+    VectorEntry(Vector),
+    VectorExit(Vector),
+}
+
+/// An interrupt of x86 that `/proc/interrupts` names by letters, and that no handler is registered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "each is the tracepoint of its name")]
+pub enum Vector {
+    LocalTimer,
+    Reschedule,
+    CallFunction,
+    CallFunctionSingle,
+    IrqWork,
+}
+
+impl Vector {
+    /// All of them.
+    pub(crate) const ALL: [Vector; 5] =
+        [Self::LocalTimer, Self::Reschedule, Self::CallFunction, Self::CallFunctionSingle, Self::IrqWork];
+
+    /// As `/proc/interrupts` names it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::LocalTimer => "LOC",
+            Self::Reschedule => "RES",
+            Self::CallFunction | Self::CallFunctionSingle => "CAL",
+            Self::IrqWork => "IWI",
+        }
+    }
 }
 
 impl Probe {
-    /// The probes of a trace: all except [`Probe::Interrupt`].
+    /// The probes of a trace: all except [`Probe::Interrupt`] and [`Probe::vectors`].
     pub const ALL: [Probe; 15] = [
         Probe::IrqEntry,
         Probe::IrqExit,
@@ -48,6 +77,16 @@ impl Probe {
         Probe::TimerStart,
         Probe::TimerExpire,
     ];
+
+    /// Entry and exit of each [`Vector`].
+    pub fn vectors() -> impl Iterator<Item = Probe> {
+        Vector::ALL.into_iter().flat_map(|vector| [Probe::VectorEntry(vector), Probe::VectorExit(vector)])
+    }
+
+    /// Whether kernels of other architectures lack it.
+    pub(crate) fn may_be_missing(self) -> bool {
+        matches!(self, Probe::VectorEntry(_) | Probe::VectorExit(_))
+    }
 
     /// Its directory below `events`.
     pub fn path(self) -> &'static str {
@@ -68,6 +107,16 @@ impl Probe {
             Probe::Interrupt => "kvm/kvm_apic_accept_irq",
             Probe::TimerStart => "timer/hrtimer_start",
             Probe::TimerExpire => "timer/hrtimer_expire_entry",
+            Probe::VectorEntry(Vector::LocalTimer) => "irq_vectors/local_timer_entry",
+            Probe::VectorExit(Vector::LocalTimer) => "irq_vectors/local_timer_exit",
+            Probe::VectorEntry(Vector::Reschedule) => "irq_vectors/reschedule_entry",
+            Probe::VectorExit(Vector::Reschedule) => "irq_vectors/reschedule_exit",
+            Probe::VectorEntry(Vector::CallFunction) => "irq_vectors/call_function_entry",
+            Probe::VectorExit(Vector::CallFunction) => "irq_vectors/call_function_exit",
+            Probe::VectorEntry(Vector::CallFunctionSingle) => "irq_vectors/call_function_single_entry",
+            Probe::VectorExit(Vector::CallFunctionSingle) => "irq_vectors/call_function_single_exit",
+            Probe::VectorEntry(Vector::IrqWork) => "irq_vectors/irq_work_entry",
+            Probe::VectorExit(Vector::IrqWork) => "irq_vectors/irq_work_exit",
         }
     }
 
@@ -91,6 +140,7 @@ impl Probe {
             Probe::Interrupt => &["apicid"],
             Probe::TimerStart => &["hrtimer", "expires"],
             Probe::TimerExpire => &["hrtimer"],
+            Probe::VectorEntry(_) | Probe::VectorExit(_) => &["vector"],
         }
     }
 }
@@ -215,6 +265,8 @@ fn event_kind(format: &Format, record: &[u8]) -> Option<EventKind> {
         Probe::Interrupt => EventKind::Interrupt { vcpu: word(0)? },
         Probe::TimerStart => EventKind::TimerStart { timer: get(0)?, expires: get(1)? },
         Probe::TimerExpire => EventKind::TimerExpire { timer: get(0)? },
+        Probe::VectorEntry(vector) => EventKind::IrqEntry { irq: word(0)?, name: vector.name().into() },
+        Probe::VectorExit(_) => EventKind::IrqExit { irq: word(0)? },
     })
 }
 

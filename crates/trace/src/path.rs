@@ -225,6 +225,7 @@ impl Watch {
         let light = self.paths.iter().all(|path| path.segments_only);
         Probe::ALL
             .into_iter()
+            .chain(Probe::vectors())
             .filter_map(|probe| {
                 let terms = match &self.program {
                     Some(program) => of_program(program, probe),
@@ -308,7 +309,7 @@ impl Watch {
 fn of_program(program: &str, probe: Probe) -> Option<Vec<String>> {
     match probe {
         Probe::IrqEntry | Probe::IrqExit | Probe::SoftirqEntry | Probe::SoftirqExit => Some(vec![]),
-        Probe::Switch | Probe::TimerExpire => Some(vec![]),
+        Probe::Switch | Probe::TimerExpire | Probe::VectorEntry(_) | Probe::VectorExit(_) => Some(vec![]),
         Probe::NapiPoll => Some(vec!["work>0".to_owned()]),
         Probe::Waking => Some(vec![format!("comm~\"{program}\"")]),
         // The current thread's name: a field of each tracepoint.

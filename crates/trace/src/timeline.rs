@@ -147,6 +147,12 @@ impl Timeline {
         }
     }
 
+    /// The CPU runs this thread, as an event of the thread shows after a loss.
+    pub(crate) fn runs(&mut self, cpu: u32, task: Task, time: u64) {
+        let cpu = self.cpus.entry(cpu).or_default();
+        (cpu.task, cpu.since) = (Some(task), cpu.since.max(time));
+    }
+
     /// Slices of a CPU that overlap a time, cut to it, in order. Slices older than the kept ones are missing.
     pub fn slices(&self, cpu: u32, start: u64, end: u64) -> impl Iterator<Item = Slice> + '_ {
         let past = self.cpus.get(&cpu).map(|cpu| &cpu.past);

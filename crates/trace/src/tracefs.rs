@@ -296,10 +296,12 @@ impl Session {
     }
 
     fn probes(&mut self, watch: &Watch) -> Result<(), TraceError> {
-        let wanted = watch.filters();
+        let mut wanted = watch.filters();
+        let place = |probe: Probe| self.instance.dir().join("events").join(probe.path());
+        wanted.retain(|(probe, _)| !probe.may_be_missing() || place(*probe).exists());
         let mut formats = Vec::new();
         for (probe, _) in &wanted {
-            let path = self.instance.dir().join("events").join(probe.path()).join("format");
+            let path = place(*probe).join("format");
             let text = match fs::read_to_string(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Err(TraceError::NoProbe(probe.path())),
                 read => read.map_err(failed("reading", &path))?,

@@ -25,11 +25,11 @@ fn decoder() -> &'static Decoder {
         let field = |name: &str, offset: usize, size: usize| {
             format!("\tfield:int {name};\toffset:{offset};\tsize:{size};\tsigned:0;\n")
         };
-        let probes = Probe::ALL.into_iter().chain([Probe::Interrupt]).zip(1..);
+        let probes = Probe::ALL.into_iter().chain([Probe::Interrupt]).chain(Probe::vectors()).zip(1..);
         let formats = probes.map(|(probe, id)| {
             let mut text =
                 format!("name: x\nID: {id}\nformat:\n{}{}", field("common_type", 0, 2), field("common_pid", 4, 4));
-            let numbers = ["irq", "vec", "work", "len", "rc", "pid", "prio", "exit_reason", "apicid"];
+            let numbers = ["irq", "vec", "work", "len", "rc", "pid", "prio", "exit_reason", "apicid", "vector"];
             numbers.iter().zip(2..).for_each(|(name, word)| text += &field(name, 4 * word, 4));
             text += &(field("skbaddr", 8, 8) + &field("protocol", 16, 2) + &field("prev_state", 24, 8));
             text += &(field("hrtimer", 8, 8) + &field("expires", 16, 8));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ontime_base::clock;
 use ontime_hostnet::{CpuSet, Inventory};
-use ontime_trace::delay::{Delay, Delays};
+use ontime_trace::delay::{Delay, Delays, Others};
 use ontime_trace::hints::Counters;
 use ontime_trace::tracefs::{self, Instance};
 use ontime_trace::{Session, TraceError, Watch, cost};
@@ -29,6 +29,10 @@ fn others(inventory: &Inventory, measured: &CpuSet) -> Vec<u32> {
     inventory.cpus.online.iter().filter(|cpu| !measured.contains(*cpu)).collect()
 }
 
+fn uncounted(why: String) -> String {
+    format!("system management interrupts were not counted: {why}")
+}
+
 /// The names of the threads that measure, and whether they poll; none for requests, which `ontime trace` follows.
 fn threads(test: Test) -> Option<(&'static str, bool)> {
     match test {
@@ -44,12 +48,16 @@ fn threads(test: Test) -> Option<(&'static str, bool)> {
 pub(super) struct Found {
     /// The longest delays, longest first.
     pub delays: Vec<Delay>,
+    /// The other delays beyond the limit.
+    pub others: Others,
     /// Lower bound of lost events.
     pub lost: u64,
     /// The cost of a probe, ns.
     pub probe_ns: f64,
     /// Why the trace ended too early.
     pub failure: Option<String>,
+    /// What took time from the whole machine, or why that is not known.
+    pub machine: Vec<String>,
 }
 
 /// A trace beside a measurement.
@@ -58,6 +66,8 @@ pub(super) struct Tracer {
     session: Option<Session>,
     delays: Delays,
     counters: Counters,
+    /// Where all CPUs are measured: read before and after the measurement.
+    smis: Option<Counters>,
     from: u64,
     probe_ns: f64,
     failure: Option<String>,
@@ -65,28 +75,34 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
-    /// Starts the trace; none for a test that it does not know.
+    /// Starts the trace; none for a test that it does not know. `limit`: of its delays, us.
     ///
     /// # Errors
     /// Where this host cannot be traced.
     pub(super) fn start(
         test: Test,
         cpus: &CpuSet,
+        limit: Option<f64>,
         inventory: &Inventory,
         paths: &Paths,
     ) -> anyhow::Result<Option<Self>> {
         let Some((program, polls)) = threads(test) else { return Ok(None) };
         let config = Config::load(&paths.config_dir)?;
-        let watch = Watch::of_program(program, cpus, inventory, &intent(&config).0);
+        // The kernel moves timers of CPUs that the tick leaves alone (nohz_full) to other CPUs.
+        let traced = if polls { cpus } else { &inventory.cpus.online };
+        let watch = Watch::of_program(program, traced, inventory, &intent(&config).0);
         let root = Path::new(tracefs::TRACEFS);
         let probe_ns = cost::of_a_probe(root)?;
         let place = Instance::place(root, "verify")?;
         let guard = Guard::start(&place)?;
+        let others = others(inventory, cpus);
+        let first = cpus.iter().next().filter(|_| others.is_empty());
         Ok(Some(Self {
             session: Some(Session::start(root, place, &watch, RING_KIB)?),
             // Reading the SMI counter of a CPU interrupts it. An SMI stops all CPUs, so another one tells.
-            counters: Counters::new(&others(inventory, cpus)),
-            delays: Delays::new(watch, polls, KEPT),
+            counters: Counters::new(&others),
+            smis: first.map(|cpu| Counters::new(&[cpu])),
+            delays: Delays::new(watch, polls, KEPT, limit.map(|us| (us * 1e3) as u64)),
             from: clock::now(),
             probe_ns,
             failure: None,
@@ -126,7 +142,15 @@ impl Tracer {
             None => {}
         }
         self.hint();
+        let machine = match &mut self.smis {
+            Some(counters) => {
+                let found = counters.look();
+                found.smis_unknown.clone().map(uncounted).into_iter().chain(found.lines()).collect()
+            }
+            None => self.counters.look().smis_unknown.map(uncounted).into_iter().collect(),
+        };
         let (lost, probe_ns, failure) = (self.delays.lost(), self.probe_ns, self.failure);
-        Found { delays: self.delays.worst().to_vec(), lost, probe_ns, failure }
+        let (delays, others) = (self.delays.worst().to_vec(), self.delays.others().clone());
+        Found { delays, others, lost, probe_ns, failure, machine }
     }
 }

@@ -10,14 +10,16 @@ use ontime_trace::text::wrapped;
 use serde::Serialize;
 
 use super::causes::Found;
-use super::late::{ByCure, Late, Lates};
-use super::limits::{Set, Test};
+use super::late::{ByCure, LISTED, Late, Lates};
+use super::limits::{self, Set, Test};
 use super::outputs::{OfCpu, Slow};
 use crate::table::visible;
 use crate::{api, exit, table};
 
 /// The latest events of a measurement that the text has.
 const SHOWN: usize = 5;
+/// How many of the slowest requests `ontime trace` keeps.
+pub(super) const KEPT_REQUESTS: usize = 1_000;
 const NO_CAUSE: &str = "no cause among threads, softirqs and interrupts";
 
 /// Whether limits are kept.
@@ -180,7 +182,9 @@ pub(super) struct Document {
     pub judgements: Vec<Judgement>,
     /// Delays beyond the smallest limit of a chosen set, by measurement, the longest first.
     pub late: Vec<Late>,
-    /// Their causes by cure, by measurement, the greatest total time first.
+    /// How many there were, by measurement; `late` has the longest.
+    pub late_total: BTreeMap<&'static str, u64>,
+    /// The causes of all by cure, by measurement, the greatest total time first.
     pub late_by_cure: Vec<ByCure>,
     /// What the trace added to each delay at least, by measurement, us.
     pub traced_us: BTreeMap<&'static str, f64>,
@@ -219,10 +223,8 @@ impl Document {
         let is_chosen = |set: &Set| chosen.contains(&set.name);
         let judgements: Vec<Judgement> = sets.iter().map(|set| judge(set, is_chosen(set), &measurements)).collect();
         let verdict = judgements.iter().filter(|of| of.chosen).map(|of| of.verdict).max();
-        let limit = |test: Test| {
-            let limits = sets.iter().filter(|set| is_chosen(set)).filter_map(|set| set.limits.get(&test));
-            limits.copied().min_by(f64::total_cmp)
-        };
+        let smallest = limits::smallest(sets, chosen);
+        let limit = |test: Test| smallest.get(&test).copied();
         let mut lates = Lates::default();
         for (test, found) in &traced {
             let measured = measurements.iter().find(|of| of.test == *test && of.place == "host");
@@ -234,8 +236,24 @@ impl Document {
             let lost =
                 (found.lost > 0).then(|| format!("the trace lost at least {} events", number::count(found.lost)));
             notes.extend(lost.into_iter().chain(found.failure.clone()).map(note));
+            let machine = found.machine.iter().filter(|line| !notes.contains(line)).cloned().collect::<Vec<_>>();
+            notes.extend(machine);
         }
-        lates.add_requests(slow, limit(Test::Request));
+        let is_late = |of: &&Measurement| match &of.outcome {
+            Outcome::Measured { max_us, .. } => limit(of.test).is_some_and(|limit| *max_us > limit),
+            _ => false,
+        };
+        let late_in_guest = measurements.iter().filter(|of| of.place == "guest").filter(is_late);
+        notes.extend(late_in_guest.map(|of| {
+            format!("{} (guest): not traced; `ontime verify` in the guest finds the causes there", of.test.name())
+        }));
+        let limit_of_requests = limit(Test::Request);
+        if slow.len() >= KEPT_REQUESTS
+            && slow.last().is_some_and(|of| limit_of_requests.is_some_and(|limit| of.total_us > limit))
+        {
+            notes.push(format!("request: only the {KEPT_REQUESTS} slowest count as late; more were"));
+        }
+        lates.add_requests(slow, limit_of_requests);
         let cost = |(test, found): &(Test, Found)| (test.name(), probes(*test) * found.probe_ns / 1e3);
         Self {
             verdict: verdict.unwrap_or(Verdict::Unknown),
@@ -244,6 +262,7 @@ impl Document {
             load,
             host,
             late: lates.listed,
+            late_total: lates.total,
             late_by_cure: lates.by_cure,
             traced_us: traced.iter().map(cost).collect(),
             notes,
@@ -435,12 +454,19 @@ fn lates(document: &Document) -> String {
                 lines.push(format!("    {NO_CAUSE}"));
             }
         }
-        let more = late.len().saturating_sub(SHOWN);
+        let more = document.late_total.get(test.name()).map_or(0, |total| total.saturating_sub(SHOWN as u64));
         if more > 0 {
-            lines.push(format!("  and {more} more (--json and --html have them)"));
+            lines.push(format!("  and {} more (--json and --html have the {LISTED} longest)", number::count(more)));
         }
     }
     lines.iter().map(|line| wrapped(line)).collect()
+}
+
+/// How many were late, by measurement.
+fn totals(document: &Document) -> String {
+    let of = |(test, total): (&&str, &u64)| format!("{test} {}", number::count(*total));
+    let all: Vec<String> = document.late_total.iter().map(of).collect();
+    format!("Beyond the smallest chosen limit: {}. The {LISTED} longest of each measurement:", all.join(", "))
 }
 
 /// What the trace beside the programs cost and lacks.
@@ -497,6 +523,7 @@ pub(super) fn html(document: &Document) -> String {
             @else {
                 (table_of("Causes by cure: how many late ones had such a cause, and the longest, µs",
                     ["measurement", "late", "longest", "rule", "cure", "example"], &cures))
+                p { (totals(document)) }
             }
             @for late in &document.late {
                 h3 { (late.title()) }

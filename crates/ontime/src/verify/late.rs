@@ -2,18 +2,18 @@
 //!
 //! In: what the traces found, the limits, and what the programs measured. Out: [`Late`]s and [`ByCure`]s.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_figures::number;
 use ontime_hostnet::{RULES, RuleId};
-use ontime_trace::delay::{Delay, Part};
+use ontime_trace::delay::{self, Delay, Part};
 use serde::Serialize;
 
 use super::causes::Found;
 use super::limits::Test;
 use super::outputs::{OfCpu, Slow};
 
-/// The most late events that are listed of a measurement; all that were kept count by cure.
+/// The most late events that are listed of a measurement; all count by cure.
 pub(super) const LISTED: usize = 100;
 /// What the programs' figures may differ from the trace's: they are whole us of another clock, and read it later.
 const ROUNDING_US: f64 = 2.0;
@@ -69,6 +69,7 @@ pub(super) struct ByCure {
 }
 
 /// A late event's cause.
+#[derive(Clone)]
 struct Cause {
     us: f64,
     words: String,
@@ -76,33 +77,66 @@ struct Cause {
     cure: String,
 }
 
+impl Cause {
+    fn of(cause: &delay::Cause) -> Self {
+        let (rule, cure) = (cause.cure.rule, cause.cure.text().to_owned());
+        Self { us: cause.ns as f64 / 1e3, words: cause.text(), rule, cure }
+    }
+}
+
+/// Counts a cause with its cure: `total_us` in all. Returns the cure's place.
+fn count(cures: &mut Vec<ByCure>, test: Test, cause: &Cause, total_us: f64) -> usize {
+    let Cause { us, words, rule, cure } = cause;
+    let place = cures.iter().position(|of| of.rule == *rule && of.cure == *cure);
+    let place = place.unwrap_or_else(|| {
+        let (rule, cure, example) = (*rule, cure.clone(), String::new());
+        cures.push(ByCure { test, rule, cure, times: 0, total_us: 0.0, max_us: 0.0, example });
+        cures.len() - 1
+    });
+    if let Some(of) = cures.get_mut(place) {
+        of.total_us += total_us;
+        if *us > of.max_us {
+            (of.max_us, of.example) = (*us, words.clone());
+        }
+    }
+    place
+}
+
+/// The longest delay that the program measured on a CPU, of which the trace shows nothing.
+fn unseen(test: Test, of: &OfCpu) -> (Late, Vec<Cause>) {
+    let words = format!("no probe shows what took these {} us", number::us(of.max_us));
+    let cause = Cause { us: of.max_us, words: words.clone(), rule: None, cure: delay::UNSEEN.to_owned() };
+    (Late { test, tenant: None, cpu: Some(of.cpu), total_us: of.max_us, causes: vec![words] }, vec![cause])
+}
+
 /// Late events by measurement, the latest first.
 #[derive(Default)]
 pub(super) struct Lates {
     pub listed: Vec<Late>,
     pub by_cure: Vec<ByCure>,
+    /// How many there were, by measurement.
+    pub total: BTreeMap<&'static str, u64>,
 }
 
 impl Lates {
-    fn add(&mut self, events: Vec<(Late, Vec<Cause>)>) {
+    fn add(&mut self, test: Test, events: Vec<(Late, Vec<Cause>)>, others: &delay::Others) {
         let mut cures: Vec<ByCure> = Vec::new();
-        for (late, causes) in &events {
+        for (_, causes) in &events {
             let mut seen = BTreeSet::new();
             for cause in causes {
-                let (rule, us, test) = (cause.rule, cause.us, late.test);
-                let place = cures.iter().position(|of| of.rule == rule && of.cure == cause.cure);
-                let place = place.unwrap_or_else(|| {
-                    let (cure, example) = (cause.cure.clone(), String::new());
-                    cures.push(ByCure { test, rule, cure, times: 0, total_us: 0.0, max_us: 0.0, example });
-                    cures.len() - 1
-                });
-                let Some(of) = cures.get_mut(place) else { continue };
-                of.times += u64::from(seen.insert(place));
-                of.total_us += us;
-                if us > of.max_us {
-                    (of.max_us, of.example) = (us, cause.words.clone());
+                let place = count(&mut cures, test, cause, cause.us);
+                if let Some(of) = cures.get_mut(place).filter(|_| seen.insert(place)) {
+                    of.times += 1;
                 }
             }
+        }
+        for of in &others.by_cure {
+            let place = count(&mut cures, test, &Cause::of(&of.longest), of.ns as f64 / 1e3);
+            cures.iter_mut().skip(place).take(1).for_each(|cure| cure.times += of.delays);
+        }
+        let total = events.len() as u64 + others.delays;
+        if total > 0 {
+            self.total.insert(test.name(), total);
         }
         cures.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
         self.by_cure.extend(cures);
@@ -112,12 +146,12 @@ impl Lates {
     /// Adds requests beyond a limit.
     pub(super) fn add_requests(&mut self, slow: Vec<Slow>, limit: Option<f64>) {
         let late = slow.into_iter().filter(|slow| limit.is_some_and(|limit| slow.total_us > limit));
-        self.add(late.map(of_request).collect());
+        self.add(Test::Request, late.map(of_request).collect(), &delay::Others::default());
     }
 
     /// Adds delays of the program's threads beyond a limit. `measured` is what the program itself measured. If it has
-    /// such a delay, and the trace, which ends a delay a little earlier, found none, this adds the longest of that CPU,
-    /// if it is near the limit.
+    /// such a delay on a CPU where the trace, which ends a delay a little earlier, found none, this adds the longest of
+    /// that CPU if it is near the limit, or else one by what no probe shows.
     pub(super) fn add_delays(&mut self, test: Test, found: &Found, limit: Option<f64>, measured: &[OfCpu]) {
         let Some(limit) = limit else { return };
         let events = found.delays.iter().filter_map(|delay| {
@@ -127,17 +161,20 @@ impl Lates {
         let mut events: Vec<(Late, Vec<Cause>)> = events.collect();
         events.sort_by(|(a, _), (b, _)| b.total_us.total_cmp(&a.total_us));
         let late = events.partition_point(|(late, _)| late.total_us > limit);
-        if late > 0 {
-            events.truncate(late);
-        } else {
-            let is_near = |late: &Late| {
-                late.total_us > limit - ROUNDING_US
-                    && measured.iter().any(|of| Some(of.cpu) == late.cpu && of.max_us > limit)
-            };
-            events.retain(|(late, _)| is_near(late));
-            events.truncate(1);
+        let near = events.split_off(late);
+        let is_whole = found.lost == 0 && found.failure.is_none();
+        for of in measured.iter().filter(|of| of.max_us > limit) {
+            let is_of = |(late, _): &(Late, Vec<Cause>)| late.cpu == Some(of.cpu);
+            if events.iter().any(is_of) {
+                continue;
+            }
+            match near.iter().find(|late| is_of(late) && late.0.total_us > limit - ROUNDING_US) {
+                Some((late, causes)) => events.push((late.clone(), causes.clone())),
+                None if is_whole => events.push(unseen(test, of)),
+                None => {}
+            }
         }
-        self.add(events);
+        self.add(test, events, &found.others);
     }
 }
 
@@ -165,12 +202,7 @@ fn of_delay(test: Test, delay: &Delay, longest: f64) -> Option<(Late, Vec<Cause>
     }
     let is_after = |part: Part| after && matches!(part, Part::Interrupted | Part::Unseen);
     let causes = delay.causes.iter().filter(|cause| !is_after(cause.part));
-    let causes: Vec<Cause> = causes
-        .map(|cause| {
-            let (rule, cure) = (cause.cure.rule, cause.cure.text().to_owned());
-            Cause { us: us(cause.ns), words: cause.text(), rule, cure }
-        })
-        .collect();
+    let causes: Vec<Cause> = causes.map(Cause::of).collect();
     let words = causes.iter().map(|cause| cause.words.clone()).chain(delay.hint.clone()).collect();
     Some((Late { test, tenant: None, cpu: Some(delay.cpu), total_us, causes: words }, causes))
 }
@@ -185,9 +217,9 @@ mod tests {
 
     /// Wake-ups of cyclictest on CPU 0: each waits this long for a thread of higher priority, and is interrupted for
     /// that long afterwards, us.
-    fn found(wakeups: &[(u64, u64)]) -> Found {
+    fn found(wakeups: &[(u64, u64)], keep: usize) -> Found {
         let watch = Watch { program: Some("cyclictest".to_owned()), ..Watch::default() };
-        let mut delays = Delays::new(watch, false, 1_000);
+        let mut delays = Delays::new(watch, false, keep, Some(40_000));
         let [own, hog] =
             [(7, 4, "cyclictest"), (20, 0, "hog")].map(|(pid, prio, comm)| Task { pid, prio, comm: comm.into() });
         let switch = |prev: Task, preempted, next| EventKind::Switch { prev, preempted, next };
@@ -208,13 +240,17 @@ mod tests {
                 delays.step(&Event { time: us * 1_000, cpu: 0, pid, what });
             }
         }
-        Found { delays: delays.worst().to_vec(), ..Found::default() }
+        Found { delays: delays.worst().to_vec(), others: delays.others().clone(), ..Found::default() }
     }
 
     fn lates(wakeups: &[(u64, u64)], limit: Option<f64>, max_us: f64) -> Lates {
+        lates_kept(wakeups, limit, max_us, 1_000)
+    }
+
+    fn lates_kept(wakeups: &[(u64, u64)], limit: Option<f64>, max_us: f64, keep: usize) -> Lates {
         let mut lates = Lates::default();
         let measured = [OfCpu { cpu: 0, samples: Some(3), min_us: 1.0, avg_us: 2.0, max_us }];
-        lates.add_delays(Test::Cyclictest, &found(wakeups), limit, &measured);
+        lates.add_delays(Test::Cyclictest, &found(wakeups, keep), limit, &measured);
         lates
     }
 
@@ -235,6 +271,28 @@ mod tests {
         // The program read its clock a little later than the trace says.
         assert_eq!(us(&lates(&[(39, 0), (12, 0)], Some(40.0), 41.0)), [39.0]);
         assert!(us(&lates(&[(39, 0)], Some(40.0), 40.0)).is_empty());
+    }
+
+    #[test]
+    fn those_that_are_not_kept_count_too() {
+        let all = [(70, 0), (60, 0), (50, 0), (45, 0), (40, 0), (30, 0)];
+        for keep in [1, 2, 3, 4] {
+            let some = lates_kept(&all, Some(40.0), 70.0, keep);
+            assert_eq!(some.total, BTreeMap::from([("cyclictest", 4)]), "{keep}");
+            let of = |lates: &Lates| lates.by_cure.iter().map(|of| (of.times, of.total_us, of.max_us)).next().unwrap();
+            assert_eq!((some.listed.len(), of(&some)), (keep, (4, 225.0, 70.0)), "{keep}");
+        }
+    }
+
+    #[test]
+    fn what_only_the_program_saw_is_told_unless_events_were_lost() {
+        let all = lates(&[(9, 0)], Some(40.0), 55.0);
+        assert_eq!((us(&all), all.by_cure[0].cure.as_str()), (vec![55.0], delay::UNSEEN));
+        assert_eq!(all.listed[0].causes, ["no probe shows what took these 55.0 us"]);
+        let measured = [OfCpu { cpu: 0, samples: Some(3), min_us: 1.0, avg_us: 2.0, max_us: 55.0 }];
+        let mut lates = Lates::default();
+        lates.add_delays(Test::Cyclictest, &Found { lost: 1, ..found(&[(9, 0)], 9) }, Some(40.0), &measured);
+        assert!(us(&lates).is_empty() && lates.total.is_empty());
     }
 
     #[test]

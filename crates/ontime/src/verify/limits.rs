@@ -90,6 +90,17 @@ pub(super) fn built_in() -> Vec<Set> {
     ]
 }
 
+/// The smallest limit of each measurement among the chosen sets, us.
+pub(super) fn smallest(sets: &[Set], chosen: &[String]) -> BTreeMap<Test, f64> {
+    let mut smallest = BTreeMap::new();
+    let limits = sets.iter().filter(|set| chosen.contains(&set.name)).flat_map(|set| &set.limits);
+    for (test, limit) in limits {
+        let least = smallest.entry(*test).or_insert(*limit);
+        *least = limit.min(*least);
+    }
+    smallest
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
