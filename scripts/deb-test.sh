@@ -242,14 +242,15 @@ under_systemd() { # [STAGE...]
     image=$(ls -t "${ONTIME_LAB_CACHE:-/var/cache/ontime/lab}"/*/host.img | head -n 1)
     debugfs -R 'cat /var/lib/dpkg/status' "$image" > "$work/status" 2> /dev/null
     grep -q '^Package: libvirt-daemon-system$' "$work/status" || fail "$image has no list of packages with libvirt"
-    mkdir -p "$files/debs" "$work/rt-tests"
+    mkdir -p "$files/debs"
     cp "${main[0]}" "$files/debs/"
     with_version "$version+newer" "$files/newer.deb"
     with_version 0.0.1 "$files/older.deb"
     payload "$files/payload.deb"
     cp "$here"/docs/use/{tutorial,kubernetes}.md "$here/lab/tests/packages.sh" "$files/"
-    # What the image lacks. Of rt-tests two programs are enough.
+    # What the image lacks.
     ask_mirror
+    for_the_image rt-tests rtla
     for_the_image apparmor
     for_the_image tuned
     for_the_image ansible-core python3-apt
@@ -259,10 +260,6 @@ under_systemd() { # [STAGE...]
         for_the_image rpm
         cp "${rpms[0]}" "$files/ontime.rpm"
     fi
-    (cd "$work/rt-tests" && own_apt apt-get download rt-tests) > "$work/log" 2>&1 &&
-        dpkg-deb -x "$work"/rt-tests/rt-tests_*.deb "$work/rt-tests" &&
-        cp "$work/rt-tests/usr/bin/cyclictest" "$work/rt-tests/usr/bin/oslat" "$files/" ||
-        { tail -n 20 "$work/log" >&2; fail "cannot get package rt-tests"; }
     cp "$lab-tests" "$files/ontime-lab-tests"
     local status=0
     rm -rf "$out/systemd"

@@ -1,7 +1,7 @@
 # In the emulated host, a Debian 13 with libvirt and systemd (systemd-init.sh): what an operator does on the first day,
 # beside a libvirt VM. packages.sh [STAGE...]: only these stages, and those that they need. Stages compare the output of
 # commands with the tutorial. /lab has the package (debs), the same with a newer and an older version (newer.deb,
-# older.deb), its files in another folder with a unit that sleeps (payload.deb), cyclictest, oslat, two pages of docs,
+# older.deb), its files in another folder with a unit that sleeps (payload.deb), rt-tests, two pages of docs,
 # Ansible's role (ansible), and a directory of packages each for apparmor, tuned and ansible-core; perhaps ontime.rpm
 # and the packages of rpm (rpm).
 set -eu
@@ -232,7 +232,6 @@ boot() {
     expect "the first process" systemd "$(cat /proc/1/comm)"
     echo "the system is $(timeout 600 systemctl is-system-running --wait || true)"
     systemctl --no-pager --failed --plain --no-legend
-    install -m 755 /lab/cyclictest /lab/oslat /usr/local/bin/
     # The lab's images leave out documentation.
     rm -f /etc/dpkg/dpkg.cfg.d/99mmdebstrap
     # /run/measures COMMAND...: runs COMMAND in a control group whose real-time threads need no cap.
@@ -263,6 +262,7 @@ install_package() {
     cd /lab/debs
     beside_requests /run/installed apt install -y ./ontime_*.deb
     shows 'apt install ./target/deb/ontime_*.deb'
+    grep -q '^ontime: libvirt runs the hook .* from its next start on' $said || wrong "nothing is said of libvirt's hook"
     no_later "the installation" /run/payload-installed /run/installed
     expect "ontimed" "active enabled" "$(systemctl is-active ontimed) $(systemctl is-enabled ontimed)"
     tries 0 ontime --version
@@ -309,6 +309,9 @@ enforce() {
 }
 
 verify() {
+    # As `apt install rt-tests rtla` does from Debian's mirror. The image may have one of them.
+    grep -qx '# apt install rt-tests rtla' /lab/tutorial.md || wrong "the tutorial does not install what verify runs"
+    tries 0 dpkg -i /lab/rt-tests/*.deb
     tries "0 1" ontime verify --duration 5 --json /lab/verify.json --html /lab/verify.html
     shows 'ontime verify'
     cat $said
