@@ -1,9 +1,9 @@
 #!/bin/sh
 # kubelet-test.sh ONTIME PROGRAMS: a node with the full kubelet, Debian's containerd and runc in the emulated host, and
-# a control plane beside it. The driver runs there as its DaemonSet. After `kubectl apply`, a pod with CPU time and a VM
-# in a pod get their places (lab/tests/kubelet-node.sh). kubernetes-test.sh has built PROGRAMS. $KUBELET_TEST_KEEP: a
-# directory for all logs. Needs root, the lab's images, busybox-static, openssl, podman and, the first time, Debian's
-# packages.
+# a control plane on its clients' CPU, all in virtual time. The driver runs there as its DaemonSet. After `kubectl
+# apply`, a pod with CPU time and a VM in a pod get their places (lab/tests/kubelet-node.sh). kubernetes-test.sh has
+# built PROGRAMS. $KUBELET_TEST_KEEP: a directory for all logs. Needs root, the lab's images, busybox-static, openssl,
+# podman and, the first time, Debian's packages.
 set -eu
 ontime=$(realpath "$1") programs=$(realpath "$2")
 cd "$(dirname "$0")/.."
@@ -22,7 +22,8 @@ if [ ! -e "$debian/complete" ]; then
 fi
 work=$(mktemp -d /var/tmp/ontime-kubelet-XXXXXX)
 ended() { # STATUS
-    rm -rf "$work/out/files/bin" "$work/out/files/cni" "$work/out/files/image.tar" "$work/images"
+    for name in bin cni control image.tar; do rm -rf "$work/out/files/$name"; done
+    rm -rf "$work/images"
     if [ -n "${KUBELET_TEST_KEEP-}" ]; then
         mkdir -p "$KUBELET_TEST_KEEP" && cp -r "$work/out/." "$KUBELET_TEST_KEEP"
     fi
@@ -34,11 +35,17 @@ ended() { # STATUS
 trap 'ended $?' EXIT
 trap 'exit 130' INT TERM
 files=$work/out/files
-mkdir -p "$files/bin" "$files/cni"
+mkdir -p "$files/bin" "$files/cni" "$files/control"
 cp "$programs/kubelet" "$debian/usr/bin/containerd" "$debian/usr/bin/containerd-shim-runc-v2" "$debian/usr/bin/ctr" \
     "$debian/usr/sbin/runc" "$files/bin"
 cp -L "$busybox" "$files/bin/busybox"
 for plugin in bridge host-local loopback; do cp "$debian/usr/lib/cni/$plugin" "$files/cni"; done
+for program in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; do
+    cp "$programs/$program" "$files/control"
+done
+openssl genrsa -out "$files/control/key" 2048 2> /dev/null
+mkdir "$files/repository"
+tar -c dra/manifests lab/tests/kubelet-* | tar -x -C "$files/repository"
 
 # The driver's image, as docs/use/kubernetes.md builds it, and that of the pods' containers and their pause containers.
 images() { podman --root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs "$@"; }
@@ -59,8 +66,7 @@ clusters: [{name: lab, cluster: {server: "https://10.1.0.1:6443", insecure-skip-
 users: [{name: lab, user: {token: administrator}}]
 contexts: [{name: lab, context: {cluster: lab, user: lab}}]
 FILE
-cp lab/tests/kubelet-node.sh "$files"
 date +%s > "$files/now"
 # At 1 ns an instruction, as fast as a CPU of today: what is measured takes the time of instructions.
-"$ontime-lab" run --instruction 1 --out "$work/out" --memory 6144 --timeout "${TIMEOUT:-7200}" --silence 600 \
-    --client "exec sh '$PWD/lab/tests/kubelet-cluster.sh' '$programs' '$PWD'" -- sh /lab/kubelet-node.sh
+"$ontime-lab" run --instruction 1 --out "$work/out" --memory 10240 --timeout "${TIMEOUT:-7200}" --silence 600 \
+    --client "exec sh repository/lab/tests/kubelet-cluster.sh" -- sh repository/lab/tests/kubelet-node.sh

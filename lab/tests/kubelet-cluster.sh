@@ -1,21 +1,19 @@
 #!/bin/sh
-# kubelet-cluster.sh PROGRAMS REPOSITORY: the clients' side of kubelet-node.sh, in /lab's directory. It runs etcd and
-# Kubernetes' control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies (with kubelet-driver), then a pod
-# with a VM (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed`
-# has the step, and `described` what kubectl knows.
+# kubelet-cluster.sh: the clients' side of kubelet-node.sh, in the emulated host's /lab. It runs etcd and Kubernetes'
+# control plane at 10.1.0.1, applies what docs/use/kubernetes.md applies (with kubelet-driver), then a pod with a VM
+# (kubelet-vm.yaml), and one that the driver refuses (kubelet-refused.yaml). After a failure the file `failed` has the
+# step, and `described` what kubectl knows.
 set -eu
-programs=$1 repository=$2
+repository=$PWD/repository work=/run/control
 exec > cluster.log 2>&1
-export PATH="$programs:$PATH" HOME="$PWD" KUBECONFIG="$PWD/kubeconfig"
-work=$(cd .. && pwd)/control
-mkdir -p "$work"
+export PATH="$work:$PWD/bin:$PATH" HOME="$work" KUBECONFIG="$PWD/kubeconfig"
 step=start
 ended() { # STATUS
     [ "$1" -ne 0 ] || return 0
     {
         kubectl describe node,pods,resourceclaims
         kubectl get resourceslices -o yaml
-        for program in kube-apiserver kube-scheduler kube-controller-manager; do
+        for program in etcd kube-apiserver kube-scheduler kube-controller-manager; do
             echo "== the end of $program.log:"
             tail -n 10 "$work/$program.log"
         done
@@ -45,10 +43,13 @@ running() { # POD FILE: waits for the pod, and writes its UID and its container'
 }
 published() { kubectl get resourceslices -o jsonpath='{.items[*].spec.devices[*].name}' | grep -qw shared; }
 
-step="a key for service accounts"
-openssl genrsa -out "$work/key" 2048
+# The node sets the machine's clock, and makes /etc/hosts.
+until [ -e prepared ]; do sleep 0.1; done
+step="the programs are in memory"
+cp -r control "$work"
 echo "administrator,administrator,1,system:masters" > "$work/tokens"
-starts etcd --data-dir "$work/etcd" --unsafe-no-fsync
+starts etcd --data-dir "$work/data" --unsafe-no-fsync
+within 120 "etcd answers" busybox wget -q -O /dev/null http://127.0.0.1:2379/health
 starts kube-apiserver --etcd-servers http://127.0.0.1:2379 --bind-address 10.1.0.1 --advertise-address 10.1.0.1 \
     --cert-dir "$work/certificates" --endpoint-reconciler-type none --token-auth-file "$work/tokens" \
     --authorization-mode RBAC --service-cluster-ip-range 10.96.0.0/24 --allow-privileged \

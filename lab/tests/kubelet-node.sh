@@ -50,6 +50,7 @@ mount --make-rshared /
 echo "nameserver 10.1.0.1" > /run/node/resolv.conf
 echo "reserve = 0.05" > /etc/ontime/sched.toml
 [ -e /etc/hosts ] || echo "127.0.0.1 localhost" > /etc/hosts
+touch /lab/prepared
 cat > /run/node/net.d/pods.conflist << 'FILE'
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
