@@ -21,6 +21,7 @@ const (
 	reservesNothing   = "ReservesNothing"
 	daemonUnavailable = "DaemonUnavailable"
 	cpuTimeLost       = "CPUTimeLost"
+	podsUnread        = "PodsUnread"
 )
 
 // warnAgain is how long after an event the same follows. The API server forgets an event after an hour.

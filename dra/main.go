@@ -141,7 +141,7 @@ func run(options options) error {
 	if namespaces := strings.FieldsFunc(options.classes, isComma); len(namespaces) > 0 {
 		go func() {
 			if err := watchClasses(ctx, client, options.node, namespaces, driver.daemon, options.lease,
-				options.interval); err != nil {
+				options.interval, driver.warn); err != nil {
 				fatal(err)
 			}
 		}()
