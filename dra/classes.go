@@ -175,6 +175,7 @@ func (classes *classes) look(ctx context.Context) error {
 			problems = append(problems, classes.daemon.release(ctx, name))
 		}
 	}
+	maps.DeleteFunc(classes.given, func(name string, _ givenClass) bool { _, still := wanted[name]; return !still })
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		reservation := wanted[name]
 		if reservation == nil {

@@ -240,6 +240,21 @@ func TestANamespaceThatIsNotReadIsToldAndTheOthersKeepTheirs(t *testing.T) {
 	until("", "[class-a-uid class-b-uid]")
 }
 
+// A pod may end after its daemon has forgotten what it had.
+func TestWhatEndedPodsHadIsForgotten(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{})
+	classes := classesOf(newDaemonClient(socket), labelled("plant", "a", "0"))
+	ok(t, classes.look(t.Context()))
+	memory.mutex.Lock()
+	memory.held = map[string]bool{}
+	memory.mutex.Unlock()
+	classes.namespaces = classesOf(nil).namespaces
+	ok(t, classes.look(t.Context()))
+	if len(classes.given) != 0 {
+		t.Errorf("%v", classes.given)
+	}
+}
+
 func TestARealDaemonHasTheClassesOfPods(t *testing.T) {
 	node := daemontest.Start(t, sched)
 	daemon := newDaemonClient(node.Socket())
