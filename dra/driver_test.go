@@ -427,6 +427,11 @@ func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
 	look(200, other)
 	driver.anyKernel = true
 	look(200, other)
+	// CPU 0 is the daemon's only one.
+	driver.pinned = cpuset.New(0, 2, 3)
+	look(200, realTime, "Warning PinnedCPUsMissing ", testNode, "CPUs 2-3 of PINNED_CPUS", "time of CPUs 0;")
+	driver.pinned = cpuset.New(0)
+	look(200, realTime)
 }
 
 // An event without the right object is in nobody's `kubectl describe node`.
