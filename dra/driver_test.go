@@ -594,6 +594,18 @@ func TestADriverIsReadyWhenKubeletHasRegisteredIt(t *testing.T) {
 }
 
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
+// All claims' look-ups may be due at once.
+func TestTheClientMayAskForAllClaimsAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	ok(t, os.WriteFile(file, []byte(`{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1"}}],
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600))
+	config, err := clientConfig(file)
+	ok(t, err)
+	if config.QPS < 50 || config.Burst < 100 || config.Host != "https://127.0.0.1" {
+		t.Errorf("%+v", config)
+	}
+}
+
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){
 		"replaced":    func(claim *resourceapi.ResourceClaim) { claim.UID = "another" },
