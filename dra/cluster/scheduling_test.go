@@ -210,6 +210,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"microcpus must be at least": withoutCapacity(spec(good.microcpus(), good.parameters())),
 		"PerVcpu must be at least":   spec(good.microcpus(), good.parameters()),
 		"allocationMode must be":     allOf(shared(demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})),
+		"not its name":               counted(shared(good), "my-shared", 1),
 		"names other requests only":  configuredFor(shared(good), "other"),
 		"firstAvailable cannot have": alternatives(shared(good)),
 	} {
