@@ -114,14 +114,25 @@ func (cluster *cluster) documentedPodRuns(t *testing.T) {
 			continue
 		}
 		words := strings.Fields(strings.NewReplacer("NODE", cluster.nodes[0].name, "NAMESPACE", namespace).Replace(command))
-		switch words[0] {
-		case "kubectl":
+		switch {
+		case strings.HasPrefix(command, "kubectl wait "):
+			// No kubelet starts the pod here; in scripts/kubelet-test.sh one does.
+		case words[0] == "kubectl":
 			out, err := cluster.kubectl(words[1:]...)
 			must(t, err)
 			said += out
-		case "make", "podman":
+		case slices.Contains([]string{"make", "podman"}, words[0]):
 			// scripts/kubernetes-test.sh builds the driver; no container runs here.
-		case "[", "sed", "systemctl":
+		case strings.HasSuffix(command, "/daemonset.yaml"):
+			// The repository's file stays as it is.
+			show := exec.Command("sh", "-c", strings.Replace(command, "sed -i", "sed", 1))
+			show.Dir = filepath.Join("..", "..")
+			out, err := show.Output()
+			must(t, err)
+			if !regexp.MustCompile(`(?m)^ +image: REGISTRY/ontime-dra:1$`).Match(out) {
+				t.Fatalf("%s: the manifest does not name the image: %s", command, out)
+			}
+		case slices.Contains([]string{"[", "sed", "systemctl"}, words[0]):
 			// The node's own, in stage kubernetes_node of lab/tests/packages.sh.
 		default:
 			t.Fatalf("no test runs this command of the documentation: %s", command)
