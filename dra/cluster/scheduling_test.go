@@ -80,6 +80,7 @@ func TestCluster(t *testing.T) {
 		{"bad claims are refused", cluster.badClaimsAreRefused},
 		{"a claim is for one pod", cluster.claimsAreForOnePod},
 		{"a driver writes what is its own node's", cluster.driversWriteTheirOwn},
+		{"a pod has its class by its label", cluster.labelledPodsHaveTheirClass},
 		{"allocations are those of plan", cluster.allocationsAreThoseOfPlan},
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
 		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
@@ -310,6 +311,44 @@ func (cluster *cluster) writesItsOwn(t *testing.T, token string) {
 	if !apierrors.IsForbidden(err) {
 		t.Fatalf("a driver reads all pods: %v", err)
 	}
+}
+
+// labelledPodsHaveTheirClass lets a driver follow the namespace to which a command of the documentation has bound its
+// role, and another one, whose pods it may not read.
+func (cluster *cluster) labelledPodsHaveTheirClass(t *testing.T) {
+	node, pods := cluster.nodes[0], cluster.client.CoreV1().Pods(namespace)
+	restart := func(command []string) {
+		node.driver.kill()
+		node.driver.command = command
+		node.driver.restart()
+	}
+	before := node.driver.command
+	restart(append(slices.Clone(before), "--class-namespaces", namespace+",unbound"))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "labelled", Labels: map[string]string{"cpu.ontime/level": "3"}},
+		Spec: corev1.PodSpec{NodeName: node.name, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	pod, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+	holds := func(wanted map[string]int64) {
+		cluster.until("the daemon has the pod's class", func(ctx context.Context) error {
+			held, err := node.held(ctx)
+			if err == nil && !maps.Equal(held, wanted) {
+				err = fmt.Errorf("it holds %v, wanted %v", held, wanted)
+			}
+			return err
+		})
+	}
+	holds(map[string]int64{"class-" + string(pod.UID): 0})
+	cluster.until("the node's events name the namespace that is not read", func(context.Context) error {
+		described, err := cluster.kubectl("describe", "node", node.name)
+		if err == nil && !regexp.MustCompile(`PodsUnread .*namespaces: unbound\.`).MatchString(described) {
+			err = fmt.Errorf("kubectl describe node says: %s", described)
+		}
+		return err
+	})
+	must(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}))
+	restart(append(slices.Clone(before), "--class-namespaces", namespace))
+	holds(map[string]int64{})
+	restart(before)
 }
 
 func twoRequests(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {
