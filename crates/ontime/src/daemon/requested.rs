@@ -276,8 +276,13 @@ impl Requested {
             let lost = before - entries.len();
             fault = Some(format!("{}: {lost} reservations in it are wrong, and were left out", path.display()));
         }
-        while entries.len() > MOST {
-            entries.pop_last();
+        if entries.len() > MOST {
+            let more = entries.len() - MOST;
+            let what = format!("{}: {more} reservations in it are more than {MOST}, and were left out", path.display());
+            fault = Some(fault.into_iter().chain([what]).collect::<Vec<String>>().join("; "));
+            while entries.len() > MOST {
+                entries.pop_last();
+            }
         }
         for entry in entries.values_mut() {
             entry.until = now + Duration::from_secs(entry.request.lease_seconds);
@@ -817,6 +822,20 @@ mod tests {
         all.put("a", other, 0, START).unwrap();
         all.put("b", simple(""), 0, START).unwrap();
         assert_eq!((all.entries["a"].uid, all.entries["b"].uid), (0, 0));
+    }
+
+    #[test]
+    fn a_file_with_too_many_reservations_is_a_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = empty(&dir);
+        all.put("a", simple(""), 0, START).unwrap();
+        for n in 0..MOST + 2 {
+            all.entries.insert(format!("n{n}"), all.entries["a"].clone());
+        }
+        all.store().unwrap();
+        let next = Requested::open(dir.path().join("requested"), "boot", START);
+        let fault = next.fault().unwrap_or_default();
+        assert!(next.len() == MOST && fault.contains("3 reservations in it are more than 512"), "{fault}");
     }
 
     #[test]
