@@ -14,6 +14,10 @@ command -v openssl > /dev/null || {
     echo "kubernetes-test: openssl is missing: apt-get install openssl" >&2
     exit 3
 }
+command -v qemu-system-x86_64 > /dev/null || {
+    echo "kubernetes-test: QEMU is missing: apt-get install qemu-system-x86" >&2
+    exit 3
+}
 programs=$PWD/target/kubernetes
 mkdir -p "$programs"
 # With the same flags for all, packages are compiled once.
