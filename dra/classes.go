@@ -139,8 +139,9 @@ func (classes *classes) warning(node string) warning {
 	if names == nil {
 		return warning{}
 	}
-	return warning{reason: podsUnread, text: fmt.Sprintf("Label %s gives no class to pods on node %s of these namespaces: "+
-		"%s. ontime-dra may not read their pods: bind ClusterRole ontime-pods there, or take them out of CLASS_NAMESPACES",
+	return warning{reason: podsUnread, text: fmt.Sprintf("Label %s gives no class to pods on node %s of these "+
+		"namespaces: %s. ontime-dra may not read their pods: "+
+		"bind ClusterRole ontime-pods there, or take them out of CLASS_NAMESPACES",
 		levelLabel, node, strings.Join(names, ", "))}
 }
 

@@ -69,9 +69,9 @@ func (driver *driver) warningOf(state nodeState, err error) warning {
 	}
 	has := cpuset.New(state.Cpus...)
 	if missing := driver.pinned.Difference(has); !missing.IsEmpty() {
-		return warning{reason: pinnedCPUsMissing, text: fmt.Sprintf("Node %s publishes no CPU time of CPUs %s of PINNED_CPUS: "+
-			"Ontime's daemon there reserves time of CPUs %s; correct PINNED_CPUS, or cpus in sched.toml", driver.node, missing,
-			has)}
+		return warning{reason: pinnedCPUsMissing, text: fmt.Sprintf("Node %s publishes no CPU time of CPUs %s of "+
+			"PINNED_CPUS: Ontime's daemon there reserves time of CPUs %s; correct PINNED_CPUS, or cpus in sched.toml",
+			driver.node, missing, has)}
 	}
 	return warning{}
 }

@@ -453,8 +453,8 @@ example() {
     ip link del eth1
 }
 
-# The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out. They leave
-# a sched.toml as it is.
+# The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out. They
+# leave a sched.toml as it is.
 kubernetes_node() {
     [ ! -e /etc/ontime/sched.toml ] || mv /etc/ontime/sched.toml /run/sched.toml
     sed -n '/^1\./,/^2\./s/^       //p' /lab/kubernetes.md > /run/node-commands
