@@ -3,8 +3,10 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,7 +149,8 @@ func capacities(devices []resourceapi.Device) map[string]int64 {
 
 func TestNoCPUIsPublishedTwice(t *testing.T) {
 	state := nodeState{Cpus: []int{0, 1, 2, 3, 5}, Capacity: &nodeCapacity{UnpinnedPerCPU: 949_996, Largest: 949_988,
-		PinnedPerCPU: 849_740, Watcher: 100_000, Other: 250_000, PreemptRT: true}}
+		PinnedPerCPU: 849_740, Watcher: 100_000, Other: 250_000, PreemptRT: true},
+		Vcpus: []reservedVcpu{{VM: "wide", Bandwidth: 0.25}}}
 	for _, example := range []struct {
 		pinned string
 		wanted map[string]int64
@@ -155,7 +158,9 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 		{"", map[string]int64{sharedDevice: 5*949_996 - 350_000}},
 		// CPU 4 is not one of the daemon's.
 		{"3-5", map[string]int64{sharedDevice: 3*949_996 - 350_000, "cpu-3": 849_740, "cpu-5": 849_740}},
-		{"0-5", map[string]int64{"cpu-0": 849_740, "cpu-1": 849_740, "cpu-2": 849_740, "cpu-3": 849_740, "cpu-5": 849_740}},
+		// VM wide needs one of these.
+		{"0-5", map[string]int64{sharedDevice: 949_996 - 350_000, "cpu-0": 849_740, "cpu-1": 849_740, "cpu-2": 849_740,
+			"cpu-3": 849_740}},
 	} {
 		pinned, err := cpuset.Parse(example.pinned)
 		if err != nil {
@@ -175,6 +180,129 @@ func TestNoCPUIsPublishedTwice(t *testing.T) {
 	state.Off = ptr.To("the daemon only observes")
 	if devices := devicesOf(state, cpuset.New(), false); devices != nil {
 		t.Errorf("%v is published although nothing can be reserved", devices)
+	}
+}
+
+// Work without a pin that has no room on the other CPUs has it on CPUs for pinned work, which then are for no other.
+func TestCPUsThatUnpinnedWorkNeedsAreNotForPinnedWork(t *testing.T) {
+	own := func(microCpus int64, cpus ...int) heldReservation {
+		return heldReservation{Name: reservationName("a"), MicroCpus: microCpus, Cpus: cpus, UID: os.Geteuid(), Owner: owner}
+	}
+	wide := []reservedVcpu{{VM: "wide", Bandwidth: 0.6}, {VM: "wide", Bandwidth: 0.6}}
+	const each, onCPU = 949_996, 849_740
+	for name, example := range map[string]struct {
+		cpus, pinned []int
+		other        int64
+		vcpus        []reservedVcpu
+		requested    []heldReservation
+		wanted       map[string]int64
+	}{
+		"a VM of sched.toml": {[]int{0, 1}, []int{1}, 1_200_000, wide, nil,
+			map[string]int64{sharedDevice: 2*each - 1_300_000}},
+		"claims from before": {[]int{0, 1, 2, 3}, []int{2, 3}, 0, nil, []heldReservation{own(3_500_000)},
+			map[string]int64{sharedDevice: 4*each - 100_000}},
+		"one CPU is enough": {[]int{0, 1, 2, 3}, []int{1, 2, 3}, 0, nil, []heldReservation{own(1_000_000)},
+			map[string]int64{sharedDevice: 2*each - 100_000, "cpu-1": onCPU, "cpu-2": onCPU}},
+		// CPU 3 has nothing that work without a pin could surely use.
+		"the last has a claim": {[]int{0, 1, 2, 3}, []int{2, 3}, 0, nil, []heldReservation{own(1_900_000), own(500_000, 3)},
+			map[string]int64{sharedDevice: 3*each - 100_000, "cpu-3": onCPU}},
+		"what stays leaves too little": {[]int{0, 1, 2}, []int{1, 2}, 0, nil,
+			[]heldReservation{own(2_000_000), own(500_000, 2)}, map[string]int64{sharedDevice: 2*each - 100_000}},
+		"only the watcher": {[]int{0, 1}, []int{0, 1}, 0, nil, []heldReservation{own(500_000, 1)},
+			map[string]int64{"cpu-0": onCPU, "cpu-1": onCPU}},
+	} {
+		state := nodeState{Cpus: example.cpus, Vcpus: example.vcpus, Requested: example.requested, Capacity: &nodeCapacity{
+			UnpinnedPerCPU: each, Largest: 849_988, PinnedPerCPU: onCPU, Watcher: 100_000, Other: example.other}}
+		found := capacities(devicesOf(state, cpuset.New(example.pinned...), true))
+		if !reflect.DeepEqual(found, example.wanted) {
+			t.Errorf("%s: %v, wanted %v", name, found, example.wanted)
+		}
+	}
+}
+
+// What a random node publishes, the daemon admits when all of it is placed beside what is held. Its admission test is
+// that of crates/plan/src/admission.rs: work without a pin needs the CPUs on which its largest vCPU has room.
+func TestWhatIsPublishedIsAdmitted(t *testing.T) {
+	const reserve, watcher, largest = 50_000, 100_000, 849_988
+	random := rand.New(rand.NewPCG(1, 1))
+	admits := func(stays []microcpus, moves []microcpus) bool {
+		moves = append(slices.Clone(moves), watcher)
+		room, sum := microcpus(0), microcpus(0)
+		for _, one := range moves {
+			sum += one
+		}
+		for _, taken := range stays {
+			if taken+slices.Max(moves)+8 <= wholeCPU {
+				room += wholeCPU - taken
+			}
+		}
+		return sum <= room && slices.Max(stays)+watcher <= wholeCPU
+	}
+	checked, withdrawn := 0, 0
+	for range 100_000 {
+		state := nodeState{Capacity: &nodeCapacity{UnpinnedPerCPU: wholeCPU - reserve - 4, Largest: largest,
+			PinnedPerCPU: wholeCPU - reserve - watcher - 260, Watcher: watcher}}
+		var stays, moves []microcpus
+		var ownShared microcpus
+		ownPinned := map[string]microcpus{}
+		pinned := cpuset.New()
+		reserved := heldReservation{Name: reservationName("a"), UID: os.Geteuid(), Owner: owner}
+		for cpu := range 1 + random.IntN(5) {
+			state.Cpus = append(state.Cpus, cpu)
+			stays = append(stays, reserve+4)
+			if random.IntN(2) > 0 {
+				pinned = pinned.Union(cpuset.New(cpu))
+			}
+			if random.IntN(3) > 0 {
+				continue
+			}
+			reserved.Cpus, reserved.MicroCpus, reserved.Owner = []int{cpu}, random.Int64N(800_000), owner
+			if random.IntN(2) > 0 {
+				reserved.Owner = "cell"
+			} else {
+				ownPinned[cpuDevice(cpu)] = reserved.MicroCpus
+			}
+			state.Requested = append(state.Requested, reserved)
+			stays[cpu] += reserved.MicroCpus + 4
+		}
+		for range random.IntN(7) {
+			one := 1 + random.Int64N(largest)
+			moves = append(moves, one)
+			reserved.Cpus, reserved.MicroCpus, reserved.Owner = nil, one, owner
+			switch random.IntN(3) {
+			case 0:
+				state.Vcpus = append(state.Vcpus, reservedVcpu{VM: "vm", Bandwidth: float64(one) / 1e6})
+				state.Capacity.Other += one
+				continue
+			case 1:
+				reserved.Owner = "cell"
+			default:
+				ownShared += one
+			}
+			state.Requested = append(state.Requested, reserved)
+		}
+		if !admits(stays, moves) {
+			continue
+		}
+		published := capacities(devicesOf(state, pinned, true))
+		checked++
+		for _, cpu := range pinned.List() {
+			left, found := published[cpuDevice(cpu)]
+			if found {
+				stays[cpu] += max(left-ownPinned[cpuDevice(cpu)], 0) + 4
+			} else {
+				withdrawn++
+			}
+		}
+		for left := published[sharedDevice] - ownShared; left > 0; left -= largest {
+			moves = append(moves, min(left, largest))
+		}
+		if !admits(stays, moves) {
+			t.Fatalf("of %+v with %+v, pinned %v, not all is admitted: %v", state, *state.Capacity, pinned, published)
+		}
+	}
+	if checked < 10_000 || withdrawn < 1_000 {
+		t.Errorf("%d nodes are checked, %d CPUs are withdrawn", checked, withdrawn)
 	}
 }
 

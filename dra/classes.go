@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,8 +50,8 @@ type classes struct {
 	lease  time.Duration
 	daemon *daemonClient
 	client kubernetes.Interface
-	// pods has the labelled pods of each namespace.
-	pods []corelisters.PodLister
+	// namespaces have the pods.
+	namespaces []*followed
 	// changed has an element after a change of a pod.
 	changed chan struct{}
 	// given is the level of each reservation that was made, and when.
@@ -63,10 +65,19 @@ type givenClass struct {
 	at    time.Time
 }
 
+// followed is a namespace of which the labelled pods are read.
+type followed struct {
+	name   string
+	pods   corelisters.PodLister
+	synced cache.InformerSynced
+	// forbidden is set when the API server refuses to show the pods.
+	forbidden atomic.Bool
+}
+
 // watchClasses follows the labelled pods of a node in these namespaces until the context ends. It reads no other pods,
-// so that a RoleBinding in each namespace suffices.
+// so that a RoleBinding in each namespace suffices. `warn` tells of namespaces without one.
 func watchClasses(ctx context.Context, client kubernetes.Interface, node string, namespaces []string,
-	daemon *daemonClient, lease, interval time.Duration) error {
+	daemon *daemonClient, lease, interval time.Duration, warn func(*told, warning)) error {
 	ofNode := informers.WithTweakListOptions(func(options *metav1.ListOptions) {
 		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 		options.LabelSelector = levelLabel
@@ -80,14 +91,15 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 	}
 	handler := cache.ResourceEventHandlerFuncs{AddFunc: notify, DeleteFunc: notify,
 		UpdateFunc: func(_, changed any) { notify(changed) }}
-	var synced []cache.InformerSynced
 	for _, namespace := range namespaces {
+		followed := &followed{name: namespace}
 		unread := func(ctx context.Context, reflector *cache.Reflector, err error) {
 			cache.DefaultWatchErrorHandler(ctx, reflector, err)
 			if apierrors.IsForbidden(err) {
-				klog.FromContext(ctx).Error(err, "Until all pods are read, no pod gets a class by its label: bind ClusterRole "+
-					"ontime-pods in this namespace, or take the namespace out of --class-namespaces",
-					"namespace", namespace)
+				klog.FromContext(ctx).Error(err, "No pod of this namespace gets a class by its label: bind ClusterRole "+
+					"ontime-pods there, or take the namespace out of --class-namespaces", "namespace", namespace)
+				followed.forbidden.Store(true)
+				notify(nil)
 			}
 		}
 		factory := informers.NewSharedInformerFactoryWithOptions(client, 0, ofNode, informers.WithNamespace(namespace))
@@ -96,19 +108,17 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 		if err = errors.Join(err, pods.Informer().SetWatchErrorHandlerWithContext(unread)); err != nil {
 			return fmt.Errorf("follow the pods of node %s: %w", node, err)
 		}
-		classes.pods = append(classes.pods, pods.Lister())
-		synced = append(synced, pods.Informer().HasSynced)
+		followed.pods, followed.synced = pods.Lister(), pods.Informer().HasSynced
+		classes.namespaces = append(classes.namespaces, followed)
 		factory.Start(ctx.Done())
-	}
-	// What is not known yet must not be given back.
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return nil
 	}
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	var log changedErrors
+	var before told
 	for {
 		log.tell(ctx, classes.look(ctx), "Pods could not all be given their class; trying again")
+		warn(&before, classes.warning(node))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -118,6 +128,28 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 	}
 }
 
+// warning is about namespaces whose pods the driver may not read. It is the zero value if there are none.
+func (classes *classes) warning(node string) warning {
+	var names []string
+	for _, namespace := range classes.namespaces {
+		if namespace.forbidden.Load() && !namespace.synced() {
+			names = append(names, namespace.name)
+		}
+	}
+	if names == nil {
+		return warning{}
+	}
+	return warning{reason: podsUnread, text: fmt.Sprintf("Label %s gives no class to pods on node %s of these "+
+		"namespaces: %s. ontime-dra may not read their pods: "+
+		"bind ClusterRole ontime-pods there, or take them out of CLASS_NAMESPACES",
+		levelLabel, node, strings.Join(names, ", "))}
+}
+
+// areKnown says whether the pods of all namespaces have been read.
+func (classes *classes) areKnown() bool {
+	return !slices.ContainsFunc(classes.namespaces, func(namespace *followed) bool { return !namespace.synced() })
+}
+
 func newClasses(client kubernetes.Interface, daemon *daemonClient, lease time.Duration) *classes {
 	return &classes{lease: lease, daemon: daemon, client: client, changed: make(chan struct{}, 1),
 		given: map[string]givenClass{}, reserving: map[types.UID]bool{}}
@@ -125,6 +157,8 @@ func newClasses(client kubernetes.Interface, daemon *daemonClient, lease time.Du
 
 // look makes the daemon's list what the pods' labels say.
 func (classes *classes) look(ctx context.Context) error {
+	// What is not known yet must not be given back.
+	areKnown := classes.areKnown()
 	wanted, problem := classes.wanted(ctx)
 	state, err := classes.daemon.state(ctx)
 	if err != nil {
@@ -138,11 +172,11 @@ func (classes *classes) look(ctx context.Context) error {
 		}
 	}
 	for name := range known {
-		if _, still := wanted[name]; !still {
+		if _, still := wanted[name]; !still && areKnown {
 			problems = append(problems, classes.daemon.release(ctx, name))
-			delete(classes.given, name)
 		}
 	}
+	maps.DeleteFunc(classes.given, func(name string, _ givenClass) bool { _, still := wanted[name]; return !still })
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		reservation := wanted[name]
 		if reservation == nil {
@@ -166,8 +200,11 @@ func (classes *classes) look(ctx context.Context) error {
 func (classes *classes) wanted(ctx context.Context) (map[string]*classReservation, error) {
 	wanted, reserving := map[string]*classReservation{}, map[types.UID]bool{}
 	var problems []error
-	for _, namespace := range classes.pods {
-		pods, err := namespace.List(labels.Everything())
+	for _, namespace := range classes.namespaces {
+		if !namespace.synced() {
+			continue
+		}
+		pods, err := namespace.pods.List(labels.Everything())
 		if err != nil {
 			return nil, fmt.Errorf("list the node's pods: %w", err)
 		}

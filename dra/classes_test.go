@@ -2,18 +2,27 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -33,7 +42,7 @@ func classesOf(daemon *daemonClient, pods ...*corev1.Pod) *classes {
 		_ = indexer.Add(pod)
 	}
 	classes := newClasses(apiServer(), daemon, time.Minute)
-	classes.pods = []corelisters.PodLister{corelisters.NewPodLister(indexer)}
+	classes.namespaces = []*followed{{pods: corelisters.NewPodLister(indexer), synced: func() bool { return true }}}
 	return classes
 }
 
@@ -157,7 +166,7 @@ func TestOnlyPodsOfListedNamespacesAreRead(t *testing.T) {
 	ended := make(chan error)
 	go func() {
 		ended <- watchClasses(ctx, api, testNode, []string{"plant", "cell"}, newDaemonClient(socket), time.Minute,
-			time.Millisecond)
+			time.Millisecond, func(*told, warning) {})
 	}()
 	for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
 		memory.mutex.Lock()
@@ -179,6 +188,70 @@ func TestOnlyPodsOfListedNamespacesAreRead(t *testing.T) {
 		if namespace := action.GetNamespace(); namespace != "plant" && namespace != "cell" {
 			t.Errorf("%s %s in namespace %q", action.GetVerb(), action.GetResource().Resource, namespace)
 		}
+	}
+}
+
+// A namespace without a RoleBinding takes nothing from the pods of others. Until its pods are read, none loses a class.
+func TestANamespaceThatIsNotReadIsToldAndTheOthersKeepTheirs(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{"class-gone-uid": true, "class-b-uid": true})
+	api := fake.NewClientset(labelled("plant", "a", "0"), labelled("cell", "b", "1"))
+	var forbids atomic.Bool
+	forbids.Store(true)
+	refuses := func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetNamespace() != "cell" || !forbids.Load() {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no RoleBinding"))
+	}
+	api.PrependReactor("list", "pods", refuses)
+	api.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		done, _, err := refuses(action)
+		return done, nil, err
+	})
+	var mutex sync.Mutex
+	var said warning
+	go func() {
+		_ = watchClasses(t.Context(), api, testNode, []string{"plant", "cell"}, newDaemonClient(socket), time.Minute,
+			time.Millisecond, func(_ *told, now warning) {
+				mutex.Lock()
+				defer mutex.Unlock()
+				said = now
+			})
+	}()
+	until := func(reason, wanted string) {
+		t.Helper()
+		for end := time.Now().Add(daemontest.Patience); ; time.Sleep(time.Millisecond) {
+			memory.mutex.Lock()
+			held := fmt.Sprint(slices.Sorted(maps.Keys(memory.held)))
+			memory.mutex.Unlock()
+			mutex.Lock()
+			now := said
+			mutex.Unlock()
+			if held == wanted && now.reason == reason && (reason == "" || strings.Contains(now.text, "namespaces: cell. ")) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the daemon holds %s, wanted %s; the event is %+v", held, wanted, now)
+			}
+		}
+	}
+	until(podsUnread, "[class-a-uid class-b-uid class-gone-uid]")
+	forbids.Store(false)
+	until("", "[class-a-uid class-b-uid]")
+}
+
+// A pod may end after its daemon has forgotten what it had.
+func TestWhatEndedPodsHadIsForgotten(t *testing.T) {
+	memory, socket := remember(t, map[string]bool{})
+	classes := classesOf(newDaemonClient(socket), labelled("plant", "a", "0"))
+	ok(t, classes.look(t.Context()))
+	memory.mutex.Lock()
+	memory.held = map[string]bool{}
+	memory.mutex.Unlock()
+	classes.namespaces = classesOf(nil).namespaces
+	ok(t, classes.look(t.Context()))
+	if len(classes.given) != 0 {
+		t.Errorf("%v", classes.given)
 	}
 }
 

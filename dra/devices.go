@@ -22,7 +22,8 @@ const (
 )
 
 // devicesOf are the devices of a node: one for unpinned work with the time of all CPUs that pinned work does not have,
-// and one for each CPU of pinned work. A CPU is in one of them only, so the scheduler never counts its time twice.
+// and one for each CPU of pinned work. A CPU is in one of them only, so the scheduler never counts its time twice. CPUs
+// for pinned work that unpinned work needs as well, because the others are too few for it, are in the first one.
 func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resourceapi.Device {
 	if state.Off != nil || state.Capacity == nil {
 		return nil
@@ -33,7 +34,7 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	realTime := resourceapi.DeviceAttribute{BoolValue: ptr.To(capacity.PreemptRT || anyKernel)}
 	var devices []resourceapi.Device
 
-	shared, taken := sharedAndTaken(state, usable, pinned)
+	shared, taken, pinned := timeOf(state, usable, pinned)
 	if shared > 0 {
 		capacities := divisible(shared)
 		if capacity.Largest > 0 {
@@ -69,17 +70,18 @@ func devicesOf(state nodeState, pinned cpuset.CPUSet, anyKernel bool) []resource
 	return devices
 }
 
-// sharedAndTaken is the capacity of the shared device, and what the devices of pinned CPUs cannot give out.
+// timeOf is the capacity of the shared device, what the devices of pinned CPUs cannot give out, and those of the pinned
+// CPUs that have a device.
 //
 // A CPU on which a vCPU stays takes no part in the shared device, whoever reserved that vCPU: the daemon lets a vCPU
 // without a pin run there only if what stays there and the largest such vCPU fit together, which no sum says.
-func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, map[int]microcpus) {
+func timeOf(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, map[int]microcpus, cpuset.CPUSet) {
 	capacity := state.Capacity
 	// For each name of a tenant, the CPUs of the pinned requests that have it. A request has all of its tenants' vCPUs
 	// or, with the reason in Why, none of them; it has none of a VM that sched.toml names.
 	requested := map[string]cpuset.CPUSet{}
 	taken, held := map[int]microcpus{}, map[int]microcpus{}
-	shared := -capacity.Watcher
+	shared, ownShared, anyShared := -capacity.Watcher, microcpus(0), false
 	for _, reservation := range state.Requested {
 		if !reservation.isHeld() {
 			continue
@@ -90,8 +92,13 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 			}
 		}
 		own := reservation.isOwn(reservationName(""))
-		if len(reservation.Cpus) == 0 && !own {
-			shared -= reservation.MicroCpus
+		if len(reservation.Cpus) == 0 {
+			anyShared = anyShared || reservation.MicroCpus > 0
+			if own {
+				ownShared += reservation.MicroCpus
+			} else {
+				shared -= reservation.MicroCpus
+			}
 		}
 		for _, cpu := range reservation.Cpus {
 			each := reservation.MicroCpus / int64(len(reservation.Cpus))
@@ -105,6 +112,7 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 	// The daemon's sum of what VMs of sched.toml have does not say on which CPUs.
 	shared -= capacity.Other
 	for _, vcpu := range state.Vcpus {
+		anyShared = anyShared || vcpu.CPU == nil
 		if vcpu.CPU == nil || requested[vcpu.VM].Contains(*vcpu.CPU) {
 			continue
 		}
@@ -115,16 +123,33 @@ func sharedAndTaken(state nodeState, usable, pinned cpuset.CPUSet) (microcpus, m
 		// It was counted above or, if it is this driver's, is counted by the scheduler.
 		shared += int64(math.Floor(bandwidth))
 	}
+	free := func(cpu int) microcpus { return capacity.UnpinnedPerCPU - capacity.Pacers[cpu] }
 	for _, cpu := range usable.List() {
 		taken[cpu] += capacity.Pacers[cpu]
-		left := capacity.UnpinnedPerCPU - capacity.Pacers[cpu] - held[cpu]
+		left := free(cpu) - held[cpu]
 		if pinned.Contains(cpu) || held[cpu] > 0 {
 			// Pacers that lack time there have it on other CPUs, where slices are planned for all CPUs at once.
 			left = min(left, 0)
 		}
 		shared += left
 	}
-	return shared, taken
+	if !anyShared {
+		// What a pinned device gives out leaves time for the watcher.
+		return shared, taken, pinned
+	}
+	// Work without a pin may run on pinned CPUs too. What it needs of them they have no more for pinned work: first
+	// CPUs on which nothing stays go back, from the last on. Where they do not suffice, it is between what stays on the
+	// others, of which no sum says how much is left.
+	for _, cpu := range slices.Backward(pinned.List()) {
+		if shared < ownShared && held[cpu] == 0 {
+			shared += max(free(cpu), 0)
+			pinned = pinned.Difference(cpuset.New(cpu))
+		}
+	}
+	if shared < ownShared {
+		pinned = cpuset.New()
+	}
+	return shared, taken, pinned
 }
 
 // divisible is a capacity of which a request takes any whole number. A request that names none takes 1, and the driver

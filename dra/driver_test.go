@@ -27,6 +27,7 @@ import (
 	eventrecord "k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/cpuset"
 
 	"ontime/dra/daemontest"
 )
@@ -219,6 +220,49 @@ func TestARealDaemonAdmitsWhatIsPublishedBesideAPinnedReservation(t *testing.T) 
 	}
 }
 
+// A VM of sched.toml and another program take most of the CPUs that pinned work leaves. What is published beside them
+// is what the daemon admits.
+func TestARealDaemonAdmitsWhatIsPublishedBesideUnpinnedWork(t *testing.T) {
+	node := daemontest.Start(t, sched)
+	driver := newDriver(t, t.TempDir(), node.Socket(), apiServer())
+	state, err := driver.daemon.state(t.Context())
+	ok(t, err)
+	cpus := int64(len(state.Cpus))
+	if cpus < 2 {
+		t.Skip("this machine has one CPU")
+	}
+	const cell = 300_000
+	driver.pinned = cpuset.New(state.Cpus[1:]...)
+	node.Declare(fmt.Sprintf("dra-%d", os.Getpid()), sched, "budget = \"16ms\"\nperiod = \"20ms\"\n")
+	ok(t, driver.daemon.reserve(t.Context(), "cell", reservation{For: target{Pod: "cell"}, BudgetUs: cell,
+		PeriodUs: 1_000_000, Count: 1, LeaseSeconds: 600, Owner: "cell"}))
+	for end := time.Now().Add(daemontest.Patience); len(state.Vcpus) == 0; time.Sleep(time.Second / 4) {
+		state, err = driver.daemon.state(t.Context())
+		ok(t, err)
+		if time.Now().After(end) {
+			t.Fatalf("the daemon reserves nothing for the VM: %+v", state)
+		}
+	}
+	var pages pages
+	ok(t, driver.look(t.Context(), &pages))
+	left := 2*state.Capacity.UnpinnedPerCPU - state.Capacity.Watcher - state.Capacity.Other - cell -
+		state.Capacity.Pacers[state.Cpus[0]] - state.Capacity.Pacers[state.Cpus[cpus-1]]
+	if found := pages.devices[sharedDevice]; found != left || int64(len(pages.devices)) != cpus-1 {
+		t.Fatalf("the node publishes %v, wanted %d", pages.devices, left)
+	}
+	for number, part := 0, int64(0); left >= 10; number, left = number+1, left-part {
+		part = min(left, state.Capacity.Largest)
+		ok(t, prepare(t, driver, allocated(fmt.Sprint(number), parameters(fmt.Sprintf(`"budget":"%dus","period":"1s"`, part)),
+			deviceResult(sharedDevice, part))))
+	}
+	for device, left := range pages.devices {
+		if cpu, found := cpuOf(device); found {
+			ok(t, prepare(t, driver, allocated(fmt.Sprint("on-", cpu),
+				parameters(fmt.Sprintf(`"budget":"%dus","period":"1s"`, left)), deviceResult(device, left))))
+		}
+	}
+}
+
 func TestARealDaemonForgetsLostPods(t *testing.T) {
 	node := daemontest.Start(t, sched)
 	lost := allocated("lost", tenth, deviceResult(sharedDevice, 100_000))
@@ -383,6 +427,11 @@ func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
 	look(200, other)
 	driver.anyKernel = true
 	look(200, other)
+	// CPU 0 is the daemon's only one.
+	driver.pinned = cpuset.New(0, 2, 3)
+	look(200, realTime, "Warning PinnedCPUsMissing ", testNode, "CPUs 2-3 of PINNED_CPUS", "time of CPUs 0;")
+	driver.pinned = cpuset.New(0)
+	look(200, realTime)
 }
 
 // An event without the right object is in nobody's `kubectl describe node`.
@@ -545,6 +594,18 @@ func TestADriverIsReadyWhenKubeletHasRegisteredIt(t *testing.T) {
 }
 
 // A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
+// All claims' look-ups may be due at once.
+func TestTheClientMayAskForAllClaimsAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	ok(t, os.WriteFile(file, []byte(`{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1"}}],
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`), 0o600))
+	config, err := clientConfig(file)
+	ok(t, err)
+	if config.QPS < 50 || config.Burst < 100 || config.Host != "https://127.0.0.1" {
+		t.Errorf("%+v", config)
+	}
+}
+
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){
 		"replaced":    func(claim *resourceapi.ResourceClaim) { claim.UID = "another" },

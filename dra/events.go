@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	eventrecord "k8s.io/client-go/tools/record"
+	"k8s.io/utils/cpuset"
 )
 
 // Reasons of the node's events.
@@ -21,6 +22,8 @@ const (
 	reservesNothing   = "ReservesNothing"
 	daemonUnavailable = "DaemonUnavailable"
 	cpuTimeLost       = "CPUTimeLost"
+	podsUnread        = "PodsUnread"
+	pinnedCPUsMissing = "PinnedCPUsMissing"
 )
 
 // warnAgain is how long after an event the same follows. The API server forgets an event after an hour.
@@ -63,6 +66,12 @@ func (driver *driver) warningOf(state nodeState, err error) warning {
 		return warning{reason: kernelNotRealTime, text: fmt.Sprintf("Node %s does not run a PREEMPT_RT kernel, so no pod "+
 			"with a claim of class ontime-shared or ontime-pinned is placed there: install such a kernel (Debian's package "+
 			"linux-image-rt-amd64) and boot it, or start ontime-dra with --any-kernel", driver.node)}
+	}
+	has := cpuset.New(state.Cpus...)
+	if missing := driver.pinned.Difference(has); !missing.IsEmpty() {
+		return warning{reason: pinnedCPUsMissing, text: fmt.Sprintf("Node %s publishes no CPU time of CPUs %s of "+
+			"PINNED_CPUS: Ontime's daemon there reserves time of CPUs %s; correct PINNED_CPUS, or cpus in sched.toml",
+			driver.node, missing, has)}
 	}
 	return warning{}
 }

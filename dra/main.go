@@ -31,6 +31,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -88,9 +89,9 @@ func run(options options) error {
 	if err != nil {
 		return fmt.Errorf("--pinned-cpus %q: %w; write a list such as 2-3,6", options.pinned, err)
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
+	config, err := clientConfig(options.kubeconfig)
 	if err != nil {
-		return fmt.Errorf("configure the API server's client: %w", err)
+		return err
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -141,7 +142,7 @@ func run(options options) error {
 	if namespaces := strings.FieldsFunc(options.classes, isComma); len(namespaces) > 0 {
 		go func() {
 			if err := watchClasses(ctx, client, options.node, namespaces, driver.daemon, options.lease,
-				options.interval); err != nil {
+				options.interval, driver.warn); err != nil {
 				fatal(err)
 			}
 		}()
@@ -152,6 +153,18 @@ func run(options options) error {
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+// clientConfig is for the API server of a kubeconfig file, or of the pod's service account.
+func clientConfig(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("configure the API server's client: %w", err)
+	}
+	// After a restart of the daemon the look-ups of all claims are due at once, and must end within a sixth of a lease:
+	// at client-go's default of 5 a second, those of some 60 claims last as long as all look-ups together may.
+	config.QPS, config.Burst = 50, 100
+	return config, nil
 }
 
 // readiness answers a probe: the driver is ready when kubelet calls it. Without a daemon it is ready as well, because

@@ -49,7 +49,10 @@ tar -c dra/manifests lab/tests/kubelet-* | tar -x -C "$files/repository"
 
 # The driver's image, as docs/use/kubernetes.md builds it, and that of the pods' containers and their pause containers.
 images() { podman --root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs "$@"; }
-images build -q -f dra/Containerfile -t registry.example/ontime-dra:1 "$programs"
+build=$(sed -n 's/^ *podman \(build .*\) target$/\1/p' docs/use/kubernetes.md | sed s/REGISTRY/registry.example/)
+[ -n "$build" ] || { echo "kubelet-test: docs/use/kubernetes.md has no command that builds the image" >&2; exit 1; }
+# shellcheck disable=SC2086
+images $build -q "$programs"
 images build -q -f - -t registry.example/control-loop:1 -t registry.example/pause:1 "$files/bin" << 'FILE'
 FROM scratch
 COPY busybox /bin/busybox

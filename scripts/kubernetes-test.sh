@@ -4,13 +4,18 @@
 # well, and runs kubelet-test.sh instead.
 # The scheduler's placements of ROUNDS (20) random sets of pods, and its allocator's of SETS (10,000) and, with pinned
 # work, of PINNED_SETS (2,000), are held against `ontime plan`; each kind of process is killed at each step of a pod's
-# life, then KILLS (12) at any time; SEED (1).
+# life, then KILLS (12) at any time; SEED (1). All of it must end within TEST_TIMEOUT (15m); more rounds or sets need
+# longer.
 set -eu
 ontime=$(realpath "$1")
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "kubernetes-test: run it as root: it starts daemons and makes namespaces" >&2; exit 3; }
 command -v openssl > /dev/null || {
     echo "kubernetes-test: openssl is missing: apt-get install openssl" >&2
+    exit 3
+}
+command -v qemu-system-x86_64 > /dev/null || {
+    echo "kubernetes-test: QEMU is missing: apt-get install qemu-system-x86" >&2
     exit 3
 }
 programs=$PWD/target/kubernetes
@@ -47,4 +52,4 @@ if [ "${2-}" = kubelet ]; then
         -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" k8s.io/kubernetes/cmd/kubelet
     exec scripts/kubelet-test.sh "$ontime" "$programs"
 fi
-ONTIME=$ontime KUBERNETES=$programs scripts/go.sh dra/cluster test -count=1 -timeout 3h -v ./...
+ONTIME=$ontime KUBERNETES=$programs scripts/go.sh dra/cluster test -count=1 -timeout "${TEST_TIMEOUT:-15m}" -v ./...

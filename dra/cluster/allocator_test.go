@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,10 +111,65 @@ func (allocator allocator) place(t *testing.T, random *rand.Rand, state structur
 	return -1, nil
 }
 
+// others are what the first node holds for others than the driver, in millionths of a CPU and as lines of a file for
+// `ontime plan`, and how that ends.
+type others struct {
+	microcpus int64
+	tenants   string
+	end       func()
+}
+
+// reservedByOthers lets the first node's sched.toml have a VM, and another program reserve CPU time there.
+func (cluster *cluster) reservedByOthers(t *testing.T) others {
+	t.Helper()
+	first, name := cluster.nodes[0], fmt.Sprintf("cluster-%d", os.Getpid())
+	before := cluster.capacity(t.Context(), first)
+	ended := first.daemon.Declare(name, reserve, "budget = \"4ms\"\nperiod = \"20ms\"\n")
+	must(t, first.ask(t.Context(), http.MethodPut, "/cell", `{"for":{"pod":"cell"},"budget_us":2500,"period_us":10000,
+		"lease_seconds":86400,"owner":"cell"}`, nil))
+	vm, cell := demand{vcpus: 1, budgetUs: 4_000, periodUs: 20_000}, demand{vcpus: 1, budgetUs: 2_500, periodUs: 10_000}
+	made := others{microcpus: vm.microcpus() + cell.microcpus(),
+		tenants: vm.tenant("others-vm") + "host = 1\n" + cell.tenant("others-cell") + "host = 1\n"}
+	var state state
+	cluster.until("the daemon reserves for the VM", func(ctx context.Context) error {
+		err := first.ask(ctx, http.MethodGet, "", "", &state)
+		if err == nil && state.Capacity.Other != vm.microcpus() {
+			err = fmt.Errorf("it has %+v", state)
+		}
+		return err
+	})
+	// The VM's pacers, which `ontime plan` does not know.
+	for cpu, each := range state.Capacity.Pacers {
+		if each == 0 {
+			continue
+		}
+		pacer := demand{vcpus: 1, budgetUs: int(each), periodUs: 1_000_000}
+		made.microcpus += each
+		made.tenants += pacer.tenant("others-pacer-"+cpu) + "host = 1\n"
+	}
+	published := func(wanted int64) {
+		cluster.until("the node publishes what others leave", func(ctx context.Context) error {
+			if found := cluster.capacity(ctx, first); found != wanted {
+				return fmt.Errorf("it publishes %d, wanted %d", found, wanted)
+			}
+			return nil
+		})
+	}
+	published(before - made.microcpus)
+	made.end = func() {
+		ended()
+		must(t, first.ask(t.Context(), http.MethodDelete, "/cell", "", nil))
+		published(before)
+	}
+	return made
+}
+
 // allocationsAreThoseOfPlan gives random sets of pods to the scheduler's own allocator, one pod after the other, each
 // on any node that it allows, with the devices and classes that are in the cluster. `ontime plan` must then find that
-// every node holds what it was given, and that no refused pod has a place.
+// every node holds what it was given, and that no refused pod has a place. On the first node others have CPU time too.
 func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
+	others := cluster.reservedByOthers(t)
+	defer others.end()
 	allocator := cluster.allocator(t)
 	room := map[string]int64{}
 	for _, node := range cluster.nodes {
@@ -124,7 +181,7 @@ func (cluster *cluster) allocationsAreThoseOfPlan(t *testing.T) {
 	for set := range number("SETS", 10_000) {
 		state := nothingAllocated()
 		free := maps.Clone(room)
-		text, without := host(runtime.NumCPU()), map[string]bool{}
+		text, without := host(runtime.NumCPU())+others.tenants, map[string]bool{}
 		for pod := range 1 + random.IntN(16) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, 3)
 			left := int(free[allocator.nodes[random.IntN(len(allocator.nodes))].Name])
@@ -165,18 +222,23 @@ func pinned(demand demand) resourceapi.ResourceClaimSpec {
 // watcher is what the cap watcher needs of all CPUs together.
 const watcher = 100_000
 
-// widened has nodes with this many CPUs: devices as their drivers would publish them there.
-func (allocator allocator) widened(cpus int) allocator {
+// widened has nodes with this many CPUs: devices as their drivers would publish them there. On the first node others
+// have this much.
+func (allocator allocator) widened(cpus int, others int64) allocator {
 	for index, part := range allocator.parts {
 		part = part.DeepCopy()
 		allocator.parts[index] = part
 		devices := part.Spec.Devices
 		first := slices.IndexFunc(devices, func(device resourceapi.Device) bool { return device.Name == "cpu-1" })
 		if first < 0 {
+			less := int64(watcher)
+			if *part.Spec.NodeName == allocator.nodes[0].Name {
+				less += others
+			}
 			for at := range devices {
 				capacity := devices[at].Capacity["microcpus"]
-				more := capacity.Value.Value() + watcher
-				capacity.Value = *resource.NewQuantity(more*int64(cpus)/int64(runtime.NumCPU())-watcher, resource.DecimalSI)
+				more := capacity.Value.Value() + less
+				capacity.Value = *resource.NewQuantity(more*int64(cpus)/int64(runtime.NumCPU())-less, resource.DecimalSI)
 				devices[at].Capacity["microcpus"] = capacity
 			}
 			continue
@@ -202,13 +264,15 @@ func (cluster *cluster) pinnedAllocationsFitPlan(t *testing.T) {
 		return
 	}
 	cluster.addNode("node-pinned", anyKernel, "--pinned-cpus", fmt.Sprintf("1-%d", last))
+	others := cluster.reservedByOthers(t)
+	defer others.end()
 	cpus := max(last+1, 8)
-	allocator := cluster.allocator(t).widened(cpus)
+	allocator := cluster.allocator(t).widened(cpus, others.microcpus)
 	seed := uint64(number("SEED", 1))
 	random := rand.New(rand.NewPCG(seed, 11))
 	placed, refused := 0, 0
 	for set := range number("PINNED_SETS", 2_000) {
-		state, text := nothingAllocated(), host(cpus)
+		state, text := nothingAllocated(), host(cpus)+others.tenants
 		for pod := range 1 + random.IntN(40) {
 			name, demand := strconv.Itoa(pod), anyDemand(random, 3)
 			claim := counted(shared(demand), "ontime-shared", 1)

@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -317,28 +319,51 @@ func (cluster *cluster) capacity(ctx context.Context, node *node) int64 {
 	return 0
 }
 
-// held is what the node's daemon holds by request: the name and millionths of each reservation.
-func (node *node) held(ctx context.Context) (map[string]int64, error) {
+// state is what a daemon says of its reservations.
+type state struct {
+	Requested []struct {
+		Name      string `json:"name"`
+		MicroCpus int64  `json:"micro_cpus"`
+	} `json:"requested"`
+	Vcpus    []struct{} `json:"vcpus"`
+	Capacity struct {
+		Other  int64            `json:"other_micro_cpus"`
+		Pacers map[string]int64 `json:"pacers_micro_cpus"`
+	} `json:"capacity"`
+}
+
+// ask sends a request for reservations to the node's daemon.
+func (node *node) ask(ctx context.Context, method, name, body string, answer any) error {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", node.daemon.Socket())
 		}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://ontime/v1/reservations", nil)
+	request, err := http.NewRequestWithContext(ctx, method, "http://ontime/v1/reservations"+name, strings.NewReader(body))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	answer, err := client.Do(request)
+	if body != "" {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	response, err := client.Do(request)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer answer.Body.Close()
-	var state struct {
-		Requested []struct {
-			Name      string `json:"name"`
-			MicroCpus int64  `json:"micro_cpus"`
-		} `json:"requested"`
+	defer response.Body.Close()
+	if response.StatusCode >= http.StatusMultipleChoices {
+		text, _ := io.ReadAll(response.Body)
+		return fmt.Errorf("%s %s: %s", method, name, text)
 	}
-	if err := json.NewDecoder(answer.Body).Decode(&state); err != nil {
+	if answer == nil {
+		return nil
+	}
+	return json.NewDecoder(response.Body).Decode(answer)
+}
+
+// held is what the node's daemon holds by request: the name and millionths of each reservation.
+func (node *node) held(ctx context.Context) (map[string]int64, error) {
+	var state state
+	if err := node.ask(ctx, http.MethodGet, "", "", &state); err != nil {
 		return nil, err
 	}
 	held := map[string]int64{}

@@ -80,6 +80,7 @@ func TestCluster(t *testing.T) {
 		{"bad claims are refused", cluster.badClaimsAreRefused},
 		{"a claim is for one pod", cluster.claimsAreForOnePod},
 		{"a driver writes what is its own node's", cluster.driversWriteTheirOwn},
+		{"a pod has its class by its label", cluster.labelledPodsHaveTheirClass},
 		{"allocations are those of plan", cluster.allocationsAreThoseOfPlan},
 		{"placements are those of plan", cluster.placementsAreThoseOfPlan},
 		{"a kill at any step leaks nothing", cluster.killsAtEveryStepLeakNothing},
@@ -114,14 +115,25 @@ func (cluster *cluster) documentedPodRuns(t *testing.T) {
 			continue
 		}
 		words := strings.Fields(strings.NewReplacer("NODE", cluster.nodes[0].name, "NAMESPACE", namespace).Replace(command))
-		switch words[0] {
-		case "kubectl":
+		switch {
+		case strings.HasPrefix(command, "kubectl wait "):
+			// No kubelet starts the pod here; in scripts/kubelet-test.sh one does.
+		case words[0] == "kubectl":
 			out, err := cluster.kubectl(words[1:]...)
 			must(t, err)
 			said += out
-		case "make", "podman":
+		case slices.Contains([]string{"make", "podman"}, words[0]):
 			// scripts/kubernetes-test.sh builds the driver; no container runs here.
-		case "echo", "sed", "systemctl":
+		case strings.HasSuffix(command, "/daemonset.yaml"):
+			// The repository's file stays as it is.
+			show := exec.Command("sh", "-c", strings.Replace(command, "sed -i", "sed", 1))
+			show.Dir = filepath.Join("..", "..")
+			out, err := show.Output()
+			must(t, err)
+			if !regexp.MustCompile(`(?m)^ +image: REGISTRY/ontime-dra:1$`).Match(out) {
+				t.Fatalf("%s: the manifest does not name the image: %s", command, out)
+			}
+		case slices.Contains([]string{"[", "sed", "systemctl"}, words[0]):
 			// The node's own, in stage kubernetes_node of lab/tests/packages.sh.
 		default:
 			t.Fatalf("no test runs this command of the documentation: %s", command)
@@ -210,6 +222,7 @@ func (cluster *cluster) badClaimsAreRefused(t *testing.T) {
 		"microcpus must be at least": withoutCapacity(spec(good.microcpus(), good.parameters())),
 		"PerVcpu must be at least":   spec(good.microcpus(), good.parameters()),
 		"allocationMode must be":     allOf(shared(demand{vcpus: 1, budgetUs: 1_000, periodUs: 10_000})),
+		"not its name":               counted(shared(good), "my-shared", 1),
 		"names other requests only":  configuredFor(shared(good), "other"),
 		"firstAvailable cannot have": alternatives(shared(good)),
 	} {
@@ -298,6 +311,44 @@ func (cluster *cluster) writesItsOwn(t *testing.T, token string) {
 	if !apierrors.IsForbidden(err) {
 		t.Fatalf("a driver reads all pods: %v", err)
 	}
+}
+
+// labelledPodsHaveTheirClass lets a driver follow the namespace to which a command of the documentation has bound its
+// role, and another one, whose pods it may not read.
+func (cluster *cluster) labelledPodsHaveTheirClass(t *testing.T) {
+	node, pods := cluster.nodes[0], cluster.client.CoreV1().Pods(namespace)
+	restart := func(command []string) {
+		node.driver.kill()
+		node.driver.command = command
+		node.driver.restart()
+	}
+	before := node.driver.command
+	restart(append(slices.Clone(before), "--class-namespaces", namespace+",unbound"))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "labelled", Labels: map[string]string{"cpu.ontime/level": "3"}},
+		Spec: corev1.PodSpec{NodeName: node.name, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	pod, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+	must(t, err)
+	holds := func(wanted map[string]int64) {
+		cluster.until("the daemon has the pod's class", func(ctx context.Context) error {
+			held, err := node.held(ctx)
+			if err == nil && !maps.Equal(held, wanted) {
+				err = fmt.Errorf("it holds %v, wanted %v", held, wanted)
+			}
+			return err
+		})
+	}
+	holds(map[string]int64{"class-" + string(pod.UID): 0})
+	cluster.until("the node's events name the namespace that is not read", func(context.Context) error {
+		described, err := cluster.kubectl("describe", "node", node.name)
+		if err == nil && !regexp.MustCompile(`PodsUnread .*namespaces: unbound\.`).MatchString(described) {
+			err = fmt.Errorf("kubectl describe node says: %s", described)
+		}
+		return err
+	})
+	must(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}))
+	restart(append(slices.Clone(before), "--class-namespaces", namespace))
+	holds(map[string]int64{})
+	restart(before)
 }
 
 func twoRequests(spec resourceapi.ResourceClaimSpec) resourceapi.ResourceClaimSpec {

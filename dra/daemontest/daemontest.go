@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -98,6 +99,30 @@ func (node *Node) Restart() {
 			node.t.Fatalf("the daemon does not answer: %s", log.String())
 		}
 	}
+}
+
+// Declare starts a VM of this name with one vCPU, which does not run, and reserves for it what the lines of sched.toml
+// say. It returns how both end. The test is skipped without QEMU.
+func (node *Node) Declare(name, sched, reserved string) func() {
+	node.t.Helper()
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		node.t.Skip("qemu-system-x86_64 is missing: apt-get install qemu-system-x86")
+	}
+	vm := exec.Command("qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-display", "none",
+		"-no-user-config", "-S", "-name", "guest="+name+",debug-threads=on")
+	vm.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	node.must(vm.Start())
+	node.Configure("tenants.toml", fmt.Sprintf("[[tenant]]\nname = %q\nclass = \"rt\"\n", name))
+	node.Configure("sched.toml", fmt.Sprintf("%s[[reservation]]\nname = %q\n%s", sched, name, reserved))
+	_ = node.command("reload").Run()
+	end := sync.OnceFunc(func() {
+		_ = vm.Process.Kill()
+		_ = vm.Wait()
+		node.Configure("sched.toml", sched)
+		_ = node.command("reload").Run()
+	})
+	node.t.Cleanup(end)
+	return end
 }
 
 // Stop ends the daemon by a signal, and waits for it and its guardian.

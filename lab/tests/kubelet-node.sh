@@ -151,7 +151,7 @@ for place in "CPU 0/KVM:47|46" vhost-:48; do
     check "the VM's thread $name" "$tid" "${place#*:}" "task_newtask: pid=$tid "
 done
 # The main thread has the class's place of a VM's monitor, as that of a libvirt VM.
-within 30 "the VM's main thread has its place" is_fifo "$main"
+within 30 "the VM's main thread has its place" is_fifo "$main" 3
 echo "main thread: $(chrt -p "$main" | tr '\n' ' ')"
 requested() { ontime top --once --interval 0.1 > /run/node/top && grep '^requested: dra-' /run/node/top; }
 requested

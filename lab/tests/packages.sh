@@ -456,19 +456,24 @@ example() {
     ip link del eth1
 }
 
-# The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out.
+# The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out. They
+# leave a sched.toml as it is.
 kubernetes_node() {
-    [ ! -e /etc/ontime/sched.toml ] || cp /etc/ontime/sched.toml /run/sched.toml
+    [ ! -e /etc/ontime/sched.toml ] || mv /etc/ontime/sched.toml /run/sched.toml
     sed -n '/^1\./,/^2\./s/^       //p' /lab/kubernetes.md > /run/node-commands
     [ -s /run/node-commands ] || fail "kubernetes.md has no commands for a node"
     tries 0 sh -e /run/node-commands
-    within 60 offers_cpu_time
+    within 60 offers_cpu_time 949996
+    echo 'reserve = 0.1 # own' > /etc/ontime/sched.toml
+    tries 0 sh -e /run/node-commands
+    expect "an administrator's sched.toml" 'reserve = 0.1 # own' "$(cat /etc/ontime/sched.toml)"
+    within 60 offers_cpu_time 899996
     rm /etc/ontime/sched.toml
     [ ! -e /run/sched.toml ] || mv /run/sched.toml /etc/ontime/
     tries 0 systemctl reload ontimed
 }
-offers_cpu_time() {
-    ontime top --once --json --interval 0.1 | tr -d ' \n' | grep -q '"off":null,.*"unpinned_micro_cpus_per_cpu":949996'
+offers_cpu_time() { # MICROCPUS: of each CPU
+    ontime top --once --json --interval 0.1 | tr -d ' \n' | grep -q '"off":null,.*"unpinned_micro_cpus_per_cpu":'"$1"','
 }
 
 # The package's profile of tuned does what it says, and changes nothing that Ontime sets.
