@@ -176,6 +176,12 @@ END
     grep -q '/etc/ontime/daemon.conf.d/50-ansible.toml$' "$work/said" && grep -q 'ontime_check$' "$work/said" ||
         { cat "$work/said" >&2; fail "$suite: sos collects nothing of ontime"; }
     try "cloud-init schema" cloud-init schema --config-file /debs/cloud-init/ontime.yaml
+    rm -rf "$work/etc" && cp -a "$root/etc/ontime" "$work/etc"
+    try "cloud-init single" cloud-init --file /debs/cloud-init/ontime.yaml single --name write_files --frequency always
+    try "ontime check of cloud-init's files" ontime check
+    grep -q '^ok .*daemon.conf.d/50-site.toml' "$work/said" || fail "$suite: cloud-init wrote no file: $(cat "$work/said")"
+    rm -rf "$root"/etc/ontime "$root"/var/lib/cloud "$root"/run/cloud-init
+    cp -a "$work/etc" "$root/etc/ontime"
     play -e ontime_state=absent
     rm -rf "$root"/usr/lib/python3/dist-packages/sos/report/plugins/ontime.py "$root"/root/.ansible
     play -e ontime_state=absent

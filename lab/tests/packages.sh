@@ -454,6 +454,17 @@ example() {
     virsh -q undefine plc-2
     rm /var/lib/libvirt/images/plc-2.qcow2
     ip link del eth1
+    # The metadata of the bulk VM's example, in a VM that starts.
+    define web-1 idle 10.1.0.4
+    virsh -q undefine web-1
+    sed -n '/^<metadata>/,/^<.metadata>/p' /usr/share/doc/ontime/examples/libvirt/examples/bulk-vm.xml > /run/metadata
+    sed -i '/<name>/r /run/metadata' /run/lab-vm/web-1.xml
+    tries 0 virsh define /run/lab-vm/web-1.xml
+    start web-1
+    tries 0 ontime ps
+    grep -q '^web-1 *libvirt *bulk *metadata ' $said || wrong "the example's metadata is not read: $(cat $said)"
+    virsh -q destroy web-1
+    virsh -q undefine web-1
 }
 
 # The commands of docs/use/kubernetes.md that prepare a node; then all of it but the reserve can be given out. They
