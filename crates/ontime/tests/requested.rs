@@ -214,7 +214,6 @@ fn a_listed_user_reserves_for_itself_alone_and_others_not_at_all() {
         (65533, "PUT", "b", 201, 429, "cpus-per-user"),
         (65533, "PUT", "b", 200, 201, ""),
         (65533, "PUT", "c", 1, 429, "per-user"),
-        (0, "PUT", "a", 250, 200, "\"uid\":65533"),
         (65533, "PUT", "a", 300, 200, ""),
         (65533, "DELETE", "b", 1, 204, ""),
         (65534, "PUT", "a", 300, 403, "reservations.users"),

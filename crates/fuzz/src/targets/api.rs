@@ -84,9 +84,7 @@ fn changed(uid: Option<u32>, status: u16, before: &BTreeMap<String, Value>, now:
         }
     }
     let (count, sum) = of_user(now, uid);
-    // root may have given a user's reservation more.
-    let most = of_user(before, uid).1.max(1_000_000);
-    assert!(uid == 0 || count <= PER_USER && sum <= most, "user {uid} has {count}: {sum}");
+    assert!(uid == 0 || count <= PER_USER && sum <= 1_000_000, "user {uid} has {count}: {sum}");
     assert!(count <= 512 && sum <= count as u64 * 256_000_000);
     for one in now.values() {
         let text = |field: &str| one[field].as_str().unwrap_or_default();

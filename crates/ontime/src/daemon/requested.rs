@@ -210,7 +210,7 @@ fn grant(name: &str, request: &api::ReserveRequest) -> Option<Grant> {
 /// A reservation and its owner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Entry {
-    /// The user whose it is: the one who requested it first. root may change it.
+    /// The user who requested it last.
     uid: u32,
     /// Its place among all, the one that has its tenants for the longest first.
     #[serde(default)]
@@ -434,8 +434,7 @@ impl Requested {
         entries.into_iter().filter_map(|(name, entry)| grant(name, &entry.request)).collect()
     }
 
-    /// Puts a reservation into the list and the file, and begins its lease. One that root changes or renews stays its
-    /// user's, unless it is for another tenant: a user who took a name has no hold on what root reserves by it.
+    /// Puts a reservation into the list and the file, and begins its lease.
     ///
     /// # Errors
     /// The file cannot be written; then the list stays as it was.
@@ -450,7 +449,6 @@ impl Requested {
         let last = || self.entries.values().map(|entry| entry.order).max().unwrap_or(0);
         let old = self.entries.get(name).filter(|old| old.request.reserved_for == request.reserved_for);
         let order = old.map_or_else(|| last().saturating_add(1), |old| old.order);
-        let uid = old.filter(|_| uid == 0).map_or(uid, |old| old.uid);
         let new = Entry { uid, order, request, until };
         // What is stored does not change with each renewal.
         if let Some(old) = self.entries.get_mut(name).filter(|old| (old.uid, &old.request) == (uid, &new.request)) {
@@ -807,21 +805,6 @@ mod tests {
         let shown = all.show(&BTreeMap::new(), |_| Vec::new(), None, after(70));
         assert_eq!((shown.len(), shown[0].left_seconds, shown[0].state.as_str()), (1, 20.0, "waiting"));
         assert!(all.remove("a") && !all.remove("a") && all.leases().is_empty() && all.grants().is_empty());
-    }
-
-    #[test]
-    fn what_root_changes_stays_its_users() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut all, config) = (empty(&dir), config());
-        all.put("a", simple(""), 7, START).unwrap();
-        for of_root in [simple(""), simple(r#", "level": 3"#)] {
-            all.put("a", of_root, 0, START).unwrap();
-            assert_eq!((all.entries["a"].uid, all.authorise("a", Some(7), &config)), (7, Ok(7)));
-        }
-        let other = api::ReserveRequest { reserved_for: api::ReservedFor::Vm("b".to_owned()), ..simple("") };
-        all.put("a", other, 0, START).unwrap();
-        all.put("b", simple(""), 0, START).unwrap();
-        assert_eq!((all.entries["a"].uid, all.entries["b"].uid), (0, 0));
     }
 
     #[test]
