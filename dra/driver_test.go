@@ -432,6 +432,13 @@ func TestTheNodesEventsSayWhyNothingIsPlacedThere(t *testing.T) {
 	look(200, realTime, "Warning PinnedCPUsMissing ", testNode, "CPUs 2-3 of PINNED_CPUS", "time of CPUs 0;")
 	driver.pinned = cpuset.New(0)
 	look(200, realTime)
+	// A VM of sched.toml without an affinity needs both CPUs.
+	driver.pinned = cpuset.New(1)
+	both := strings.Replace(realTime, `"cpus":[0],"requested":[]`,
+		`"cpus":[0,1],"requested":[],"vcpus":[{"vm":"plc","cpu":null,"bandwidth":0.6}]`, 1)
+	look(200, strings.Replace(both, `"preempt_rt"`, `"other_micro_cpus":1200000,"preempt_rt"`, 1),
+		"Warning PinnedCPUsNeeded ", testNode, "CPUs 1 of PINNED_CPUS", "without a pin")
+	look(200, both)
 }
 
 // An event without the right object is in nobody's `kubectl describe node`.
@@ -593,7 +600,6 @@ func TestADriverIsReadyWhenKubeletHasRegisteredIt(t *testing.T) {
 	}
 }
 
-// A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 // All claims' look-ups may be due at once.
 func TestTheClientMayAskForAllClaimsAtOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -606,6 +612,7 @@ func TestTheClientMayAskForAllClaimsAtOnce(t *testing.T) {
 	}
 }
 
+// A claim of the same name is another one, and one that another pod uses is not the recorded pod's.
 func TestAReservationEndsWithItsPod(t *testing.T) {
 	for what, change := range map[string]func(*resourceapi.ResourceClaim){
 		"replaced":    func(claim *resourceapi.ResourceClaim) { claim.UID = "another" },

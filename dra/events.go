@@ -24,6 +24,7 @@ const (
 	cpuTimeLost       = "CPUTimeLost"
 	podsUnread        = "PodsUnread"
 	pinnedCPUsMissing = "PinnedCPUsMissing"
+	pinnedCPUsNeeded  = "PinnedCPUsNeeded"
 )
 
 // warnAgain is how long after an event the same follows. The API server forgets an event after an hour.
@@ -72,6 +73,11 @@ func (driver *driver) warningOf(state nodeState, err error) warning {
 		return warning{reason: pinnedCPUsMissing, text: fmt.Sprintf("Node %s publishes no CPU time of CPUs %s of "+
 			"PINNED_CPUS: Ontime's daemon there reserves time of CPUs %s; correct PINNED_CPUS, or cpus in sched.toml",
 			driver.node, missing, has)}
+	}
+	if _, _, pinned := timeOf(state, has, driver.pinned); !driver.pinned.Equals(pinned) {
+		return warning{reason: pinnedCPUsNeeded, text: fmt.Sprintf("Node %s has no pinned device for CPUs %s of "+
+			"PINNED_CPUS: work without a pin needs their time; reserve less of it there, or name fewer CPUs",
+			driver.node, driver.pinned.Difference(pinned))}
 	}
 	return warning{}
 }

@@ -45,7 +45,7 @@ for program in etcd kube-apiserver kube-controller-manager kube-scheduler kubect
 done
 openssl genrsa -out "$files/control/key" 2048 2> /dev/null
 mkdir "$files/repository"
-tar -c dra/manifests lab/tests/kubelet-* | tar -x -C "$files/repository"
+cp -r --parents dra/manifests lab/tests/kubelet-* "$files/repository"
 
 # The driver's image, as docs/use/kubernetes.md builds it, and that of the pods' containers and their pause containers.
 images() { podman --root "$work/images/root" --runroot "$work/images/run" --storage-driver vfs "$@"; }

@@ -311,7 +311,9 @@ enforce() {
 verify() {
     # As `apt install rt-tests rtla` does from Debian's mirror. The image may have one of them.
     grep -qx '# apt install rt-tests rtla' /lab/tutorial.md || wrong "the tutorial does not install what verify runs"
-    tries 0 dpkg -i /lab/rt-tests/*.deb
+    begin_others
+    tries 0 apt install -y --no-install-recommends /lab/rt-tests/*.deb
+    end_others
     tries "0 1" ontime verify --duration 5 --json /lab/verify.json --html /lab/verify.html
     shows 'ontime verify'
     cat $said

@@ -7,7 +7,7 @@
 //! A wake-up's delay has three parts: until the timer's interrupt, until the thread runs, and interruptions after that
 //! until the thread sleeps again. The last part may follow the program's reading of the clock.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ontime_figures::number;
 use ontime_tenants::{Class, Level};
@@ -123,6 +123,8 @@ impl Delay {
 pub struct Others {
     /// How many.
     pub delays: u64,
+    /// The CPUs of their threads.
+    pub cpus: BTreeSet<u32>,
     /// Their causes, by cure.
     pub by_cure: Vec<OfCure>,
 }
@@ -139,9 +141,10 @@ pub struct OfCure {
 }
 
 impl Others {
-    /// `causes`: those of one delay, each with its cure.
-    fn add<'a>(&mut self, causes: impl Iterator<Item = &'a Cause>) {
+    /// `causes`: those of one delay of a thread on `cpu`, each with its cure.
+    fn add<'a>(&mut self, cpu: u32, causes: impl Iterator<Item = &'a Cause>) {
         self.delays += 1;
+        self.cpus.insert(cpu);
         let mut counted = HashSet::new();
         for cause in causes {
             let is_first = counted.insert(cause.cure);
@@ -287,6 +290,7 @@ impl Delays {
         let Some(task) = self.known.get(&event.pid).filter(|_| !is_switch) else { return };
         if self.timeline.context(event.cpu).is_none() {
             self.timeline.runs(event.cpu, *task, event.time);
+            self.polling.retain(|_, (known, _)| known.pid != task.pid);
             self.polling.insert(event.cpu, (*task, None));
         }
     }
@@ -302,8 +306,10 @@ impl Delays {
             [(Part::Timer, timer_cpu, due, woken), (Part::Waited, cpu, woken, ran), (Part::Interrupted, cpu, ran, end)];
         let mut causes = Vec::new();
         for (part, cpu, from, to) in parts {
-            let slices = self.timeline.slices(cpu, from, to);
-            slices.filter(|slice| !own(slice)).for_each(|slice| add(&mut causes, part, cpu, &slice));
+            // The interrupt that wakes the thread is no cause, but what delays it.
+            let wakes = |slice: &Slice| matches!(slice.place, CpuContext::Irq { name, .. } if name == local_timer());
+            let is_cause = |slice: &Slice| !own(slice) && (part == Part::Interrupted || !wakes(slice));
+            self.timeline.slices(cpu, from, to).filter(is_cause).for_each(|slice| add(&mut causes, part, cpu, &slice));
         }
         let seen: u64 = causes.iter().filter(|cause| cause.part == Part::Interrupted).map(|cause| cause.ns).sum();
         let unseen = end.saturating_sub(ran).saturating_sub(seen).saturating_sub(OWN);
@@ -372,7 +378,7 @@ impl Delays {
         let Some(shortest) = self.worst.pop().filter(is_late) else { return };
         // A program that a timer wakes reads the clock before it is interrupted.
         let counts = |cause: &&Cause| self.polls || matches!(cause.part, Part::Timer | Part::Waited);
-        self.others.add(shortest.causes.iter().filter(counts));
+        self.others.add(shortest.cpu, shortest.causes.iter().filter(counts));
     }
 
     /// As for a request whose thread waits.
@@ -416,6 +422,10 @@ impl Delays {
         let judge = Judge { watch: &self.watch, timeline: &self.timeline, waits: &Waits::default(), floor: 0 };
         judge.cure(&path, &inversion)
     }
+}
+
+fn local_timer() -> Name {
+    Name::from(Vector::LocalTimer.name())
 }
 
 /// Adds a slice. Slices of the same thread with the same work become one cause.
@@ -662,8 +672,9 @@ mod tests {
         let found: Vec<_> = delays.worst().iter().map(|delay| (delay.ns(), delay.hint.is_some())).collect();
         assert_eq!(found, [(50_000, true), (40_000, false)]);
         // Those of 30 and 29 us are beyond the limit, too.
-        let Others { delays: others, by_cure } = delays.others();
+        let Others { delays: others, cpus, by_cure } = delays.others();
         let [of] = by_cure.as_slice() else { panic!("{by_cure:?}") };
+        assert_eq!(*cpus, BTreeSet::from([0]));
         assert_eq!((*others, of.delays, of.ns, of.longest.ns), (2, 2, 59_000, 30_000));
         assert!(of.longest.cure.text().contains("cpupower idle-set"));
     }
@@ -684,6 +695,26 @@ mod tests {
         let [delay] = delays.worst() else { panic!("{delays:?}") };
         let late = "its timer's interrupt on CPU 1 came 70.0 us late, during make (30, OTHER) in its own code";
         assert_eq!((delay.cpu, said(delay)), (0, vec![late.to_owned()]));
+    }
+
+    #[test]
+    fn the_interrupt_that_wakes_a_thread_does_not_delay_it() {
+        let delays = analysed(
+            "cyclictest",
+            false,
+            &[
+                (0, 7, start(TIMER, 1_000)),
+                (1, 7, switch(7, false, 30)),
+                (1_010, 30, EventKind::IrqEntry { irq: 236, name: Vector::LocalTimer.name().into() }),
+                (1_013, 30, EXPIRE),
+                (1_013, 30, waking(7)),
+                (1_018, 30, EventKind::IrqExit { irq: 236 }),
+                (1_025, 30, switch(30, true, 7)),
+                (1_026, 7, switch(7, false, 0)),
+            ],
+        );
+        let late = "its timer's interrupt on CPU 0 came 10.0 us late, during make (30, OTHER) in its own code";
+        assert_eq!(said(&delays.worst()[0]), [late, "waited 7.0 us for make (30, OTHER) in its own code"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::{api, exit, table};
 /// The latest events of a measurement that the text has.
 const SHOWN: usize = 5;
 /// How many of the slowest requests `ontime trace` keeps.
-pub(super) const KEPT_REQUESTS: usize = 1_000;
+pub(super) const KEPT_REQUESTS: usize = 300;
 const NO_CAUSE: &str = "no cause among threads, softirqs and interrupts";
 
 /// Whether limits are kept.
@@ -456,7 +456,9 @@ fn lates(document: &Document) -> String {
         }
         let more = document.late_total.get(test.name()).map_or(0, |total| total.saturating_sub(SHOWN as u64));
         if more > 0 {
-            lines.push(format!("  and {} more (--json and --html have the {LISTED} longest)", number::count(more)));
+            let which =
+                if more as usize > LISTED - SHOWN { format!("the {LISTED} longest") } else { "them".to_owned() };
+            lines.push(format!("  and {} more (--json and --html have {which})", number::count(more)));
         }
     }
     lines.iter().map(|line| wrapped(line)).collect()
@@ -466,7 +468,7 @@ fn lates(document: &Document) -> String {
 fn totals(document: &Document) -> String {
     let of = |(test, total): (&&str, &u64)| format!("{test} {}", number::count(*total));
     let all: Vec<String> = document.late_total.iter().map(of).collect();
-    format!("Beyond the smallest chosen limit: {}. The {LISTED} longest of each measurement:", all.join(", "))
+    format!("Beyond the smallest chosen limit: {}. At most the {LISTED} longest of each measurement:", all.join(", "))
 }
 
 /// What the trace beside the programs cost and lacks.

@@ -158,14 +158,11 @@ impl Lates {
             let longest = measured.iter().find(|of| of.cpu == delay.cpu).map_or(f64::MAX, |of| of.max_us);
             of_delay(test, delay, longest)
         });
-        let mut events: Vec<(Late, Vec<Cause>)> = events.collect();
-        events.sort_by(|(a, _), (b, _)| b.total_us.total_cmp(&a.total_us));
-        let late = events.partition_point(|(late, _)| late.total_us > limit);
-        let near = events.split_off(late);
+        let (mut events, near): (Vec<(Late, Vec<Cause>)>, Vec<_>) = events.partition(|(late, _)| late.total_us > limit);
         let is_whole = found.lost == 0 && found.failure.is_none();
         for of in measured.iter().filter(|of| of.max_us > limit) {
             let is_of = |(late, _): &(Late, Vec<Cause>)| late.cpu == Some(of.cpu);
-            if events.iter().any(is_of) {
+            if found.others.cpus.contains(&of.cpu) || events.iter().any(is_of) {
                 continue;
             }
             match near.iter().find(|late| is_of(late) && late.0.total_us > limit - ROUNDING_US) {
@@ -174,6 +171,7 @@ impl Lates {
                 None => {}
             }
         }
+        events.sort_by(|(a, _), (b, _)| b.total_us.total_cmp(&a.total_us));
         self.add(test, events, &found.others);
     }
 }
@@ -282,6 +280,18 @@ mod tests {
             let of = |lates: &Lates| lates.by_cure.iter().map(|of| (of.times, of.total_us, of.max_us)).next().unwrap();
             assert_eq!((some.listed.len(), of(&some)), (keep, (4, 225.0, 70.0)), "{keep}");
         }
+    }
+
+    #[test]
+    fn a_cpu_whose_late_ones_are_not_kept_has_causes_and_the_longest_comes_first() {
+        let of_cpu = |cpu, max_us| OfCpu { cpu, samples: Some(3), min_us: 1.0, avg_us: 2.0, max_us };
+        let others = delay::Others { delays: 3, cpus: [1].into(), by_cure: Vec::new() };
+        let mut lates = Lates::default();
+        let found = Found { others, ..found(&[(70, 0)], 1) };
+        lates.add_delays(Test::Cyclictest, &found, Some(40.0), &[of_cpu(0, 70.0), of_cpu(1, 60.0), of_cpu(2, 500.0)]);
+        let listed: Vec<_> = lates.listed.iter().map(|late| (late.cpu, late.total_us)).collect();
+        assert_eq!(listed, [(Some(2), 500.0), (Some(0), 70.0)]);
+        assert_eq!(lates.total["cyclictest"], 5);
     }
 
     #[test]
