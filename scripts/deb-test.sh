@@ -177,7 +177,13 @@ END
         { cat "$work/said" >&2; fail "$suite: sos collects nothing of ontime"; }
     try "cloud-init schema" cloud-init schema --config-file /debs/cloud-init/ontime.yaml
     rm -rf "$work/etc" && cp -a "$root/etc/ontime" "$work/etc"
-    try "cloud-init single" cloud-init --file /debs/cloud-init/ontime.yaml single --name write_files --frequency always
+    # Later versions take --file behind the subcommand.
+    try "cloud-init single" sh -c 'f=/debs/cloud-init/ontime.yaml w="--name write_files --frequency always"
+        if cloud-init single --help | grep -q -e --file; then
+            cloud-init single --file $f $w
+        else
+            cloud-init --file $f single $w
+        fi'
     try "ontime check of cloud-init's files" ontime check
     grep -q '^ok .*daemon.conf.d/50-site.toml' "$work/said" || fail "$suite: cloud-init wrote no file: $(cat "$work/said")"
     rm -rf "$root"/etc/ontime "$root"/var/lib/cloud "$root"/run/cloud-init
