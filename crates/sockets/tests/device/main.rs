@@ -24,7 +24,7 @@ mod steps;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use driver::{Call, Vm};
 use libc::{AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM};
@@ -53,6 +53,24 @@ fn bind(vm: &mut Vm, sock: u32) -> SocketAddr {
     let done = vm.main().call(Call::new(ONTIME_OP_BIND, sock).to(local(0)));
     assert_eq!(done.result(), Ok(0));
     done.name()
+}
+
+/// Sends to a UDP socket of the device that nobody reads meanwhile, and waits until the kernel has queued the datagram.
+/// On a busy host that may come after the call.
+fn send_queued(client: &UdpSocket, data: &[u8], address: SocketAddr) {
+    let queued = || -> u64 {
+        let local = format!("0100007F:{:04X}", address.port());
+        let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
+        let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let of_address = fields.filter(|fields| fields.get(1).is_some_and(|field| *field == local));
+        of_address.map(|fields| u64::from_str_radix(fields[4].split_once(':').unwrap().1, 16).unwrap()).sum()
+    };
+    let (before, start) = (queued(), Instant::now());
+    client.send_to(data, address).unwrap();
+    while queued() <= before {
+        assert!(start.elapsed() < driver::PATIENCE, "the datagram does not arrive");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn listen(vm: &mut Vm, sock: u32, channel: u32) -> SocketAddr {
@@ -238,9 +256,8 @@ fn without_event_buffers_nothing_is_lost() {
     for (sock, client) in clients.iter().enumerate() {
         vm.main().socket(sock as u32, AF_INET, SOCK_DGRAM, 1);
         let address = bind(&mut vm, sock as u32);
-        client.send_to(b"x", address).unwrap();
+        send_queued(client, b"x", address);
     }
-    std::thread::sleep(Duration::from_millis(50));
     let driver = &mut vm.channels[1];
     driver.event_buffers(3);
     let mut ready = std::collections::BTreeSet::new();

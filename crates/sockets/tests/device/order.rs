@@ -12,7 +12,7 @@ use ontime_sockets::abi::*;
 use vhost::vhost_user::VhostUserFrontend;
 
 use super::driver::{Call, Done, Driver, Vm};
-use super::{FREE, bind, local, nobodys};
+use super::{FREE, bind, local, nobodys, send_queued};
 
 /// A reset and the data before it arrive in one event: a waiting call gets the data, the next call the error.
 #[test]
@@ -60,7 +60,7 @@ fn a_blind_receive_hides_nothing_from_who_asks() {
         driver.settle();
         let stood = driver.stop();
         for number in 0..3u8 {
-            client.send_to(&[number], address).unwrap();
+            send_queued(&client, &[number], address);
         }
         driver.start_at(&stood);
         assert_eq!(driver.wait(waiting).data, [0], "channel {channel}");
@@ -158,7 +158,7 @@ fn a_receive_says_whether_it_waited() {
         client.send_to(b"late", address).unwrap();
         let late = driver.wait(waiting);
         assert_eq!((&late.data[..], waited(&late)), (&b"late"[..], true), "channel {channel}");
-        client.send_to(b"there", address).unwrap();
+        send_queued(&client, b"there", address);
         let there = driver.call(receive());
         assert_eq!((&there.data[..], waited(&there)), (&b"there"[..], false), "channel {channel}");
     }
@@ -174,7 +174,7 @@ fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
     let driver = &mut vm.channels[1];
     driver.settle();
     let stood = driver.stop();
-    client.send_to(b"request", address).unwrap();
+    send_queued(&client, b"request", address);
     let ahead = [(); 2].map(|()| driver.post(Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100)));
     let sent = driver.post(Call::new(ONTIME_OP_SEND, 0).to(client.local_addr().unwrap()).data(b"answer"));
     driver.start_at(&stood);
@@ -186,7 +186,7 @@ fn a_receive_ahead_comes_behind_the_calls_of_its_notification() {
     let second = driver.wait(ahead[1]);
     assert_eq!((&second.data[..], second.header.msg_flags & ONTIME_MSG_WAITED), (&b"another"[..], ONTIME_MSG_WAITED));
     let stood = driver.stop();
-    client.send_to(b"third", address).unwrap();
+    send_queued(&client, b"third", address);
     let ahead = driver.post(Call::new(ONTIME_OP_RECV, 0).wait().ahead().room(100));
     let sent = driver.post(Call::new(ONTIME_OP_SEND, 0).to(client.local_addr().unwrap()).data(b"answer"));
     driver.start_at(&stood);

@@ -263,13 +263,17 @@ fn a_refusal_within_this_host_comes_with_the_answer() {
                 continue;
             }
             // On a busy machine the refusal may come late: then an event or the next call tells it.
-            let told = (0..100).find_map(|_| {
+            let told = (0..100).find_map(|sent| {
                 let done = queue.call(send.clone());
                 assert!(matches!(done.result(), Ok(1) | Err(libc::ECONNREFUSED)), "{done:?}");
-                (!done.control.is_empty()).then_some(done.control)
+                (!done.control.is_empty()).then_some((sent, done.control))
             });
-            assert_eq!(told.as_deref(), Some(expected));
-            assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, sock).room(10)), Err(libc::EAGAIN), "it is told once");
+            let (sent, control) = told.expect("no refusal comes with an answer");
+            assert_eq!(control, expected);
+            // Those of earlier sends may still come.
+            if sent == 0 {
+                assert_eq!(queue.result(Call::new(ONTIME_OP_RECV, sock).room(10)), Err(libc::EAGAIN), "told once");
+            }
         }
     });
 }
