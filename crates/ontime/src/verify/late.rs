@@ -132,7 +132,9 @@ impl Lates {
         }
         for of in &others.by_cure {
             let place = count(&mut cures, test, &Cause::of(&of.longest), of.ns as f64 / 1e3);
-            cures.iter_mut().skip(place).take(1).for_each(|cure| cure.times += of.delays);
+            if let Some(cure) = cures.get_mut(place) {
+                cure.times += of.delays;
+            }
         }
         let total = events.len() as u64 + others.delays;
         if total > 0 {

@@ -321,7 +321,9 @@ impl Guest {
 
     /// A guest with this many vCPUs, which are stopped.
     pub(crate) fn wide(name: &str, vcpus: usize) -> Self {
-        Self(qemu(name).args(["-S", "-smp", &vcpus.to_string()]).spawn().unwrap(), None)
+        let guest = Self(qemu(name).args(["-S", "-smp", &vcpus.to_string()]).spawn().unwrap(), None);
+        until("QEMU has all vCPU threads", || (guest.policies().len() == vcpus).then_some(()));
+        guest
     }
 
     /// Policy and priority of each vCPU thread.

@@ -264,7 +264,7 @@ fn a_refusal_within_this_host_comes_with_the_answer() {
             }
             // On a busy machine the refusal may come late: then an event or the next call tells it.
             let told = (0..10_000).find_map(|sent| {
-                // Its other threads may keep the kernel's busy for a while.
+                // Many in a row are late while the kernel's thread for received packets (ksoftirqd) waits for a CPU.
                 std::thread::sleep(Duration::from_millis(sent.min(5)));
                 let done = queue.call(send.clone());
                 assert!(matches!(done.result(), Ok(1) | Err(libc::ECONNREFUSED)), "{done:?}");
