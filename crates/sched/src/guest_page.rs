@@ -111,6 +111,11 @@ impl Page {
         rustix::fs::fstat(file).is_ok_and(|stat| (id(&stat), offset) == (self.0.id, self.0.offset))
     }
 
+    /// Device and inode of the file, and the offset of a vCPU's entries in it.
+    pub(crate) fn entries(&self, vcpu: u32) -> ((u64, u64), u64) {
+        (self.0.id, self.place(vcpu))
+    }
+
     /// A vCPU's deadline tasks, the earliest deadline first, for display; None if they cannot be read. The values are
     /// the guest's own, and reading may block.
     pub(crate) fn tasks(&self, vcpu: u32) -> Option<Vec<Task>> {

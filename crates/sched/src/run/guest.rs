@@ -40,9 +40,16 @@ impl GuestReader {
         }
     }
 
-    /// The next deadline after `after`, ns, that the guest publishes. None also if it cannot be read now.
-    pub(crate) fn next_deadline(&mut self, after: u64, reader: &mut Reader) -> Option<Next> {
+    /// The next deadline after `after`, ns, that the guest publishes. None also if it cannot be read now. `copied`: its
+    /// entries, if the kernel has copied them.
+    pub(crate) fn next_deadline(
+        &mut self,
+        after: u64,
+        copied: Option<[u8; LINE]>,
+        reader: &mut Reader,
+    ) -> Option<Next> {
         let published = self.published.as_mut()?;
+        self.line = self.line.or(copied);
         if let Some(line) = &self.line {
             return published.next(line, after);
         }
@@ -114,16 +121,16 @@ mod tests {
             let published = Some(Published::new(page, 0, period));
             let mut guest = GuestReader { published, ..GuestReader::default() };
             reader.begin_check();
-            if let Some(next) = guest.next_deadline(after, &mut reader) {
+            if let Some(next) = guest.next_deadline(after, None, &mut reader) {
                 break (guest, next.at);
             }
             std::thread::yield_now();
         };
         publish(soon + 1_000_000);
-        assert_eq!(guest.next_deadline(after, &mut reader).map(|next| next.at), Some(first));
+        assert_eq!(guest.next_deadline(after, None, &mut reader).map(|next| next.at), Some(first));
         guest.forget();
         reader.begin_check();
-        let again = guest.next_deadline(after, &mut reader);
+        let again = guest.next_deadline(after, None, &mut reader);
         assert!(again.is_none_or(|next| next.at == first + 1_000_000), "{again:?}, not 1 ms after {first}");
     }
 

@@ -12,6 +12,7 @@
 //! | `deadline` | back end `deadline` |
 
 mod backend;
+mod counters;
 mod deadline;
 mod guest;
 mod paced;

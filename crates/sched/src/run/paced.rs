@@ -11,6 +11,7 @@ use crate::ext::Ext;
 use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
 use crate::run::backend::Backend;
+use crate::run::counters::Counters;
 use crate::run::guest::GuestReader;
 use crate::run::pacer::{Pacers, Pacing};
 use crate::run::threads::VcpuThreads;
@@ -71,6 +72,8 @@ pub struct Paced {
     // Declared before `way`, so dropped before it: pacers that end still move their vCPUs to `Beyond`.
     pacers: Option<Pacers>,
     way: Way,
+    /// The kernel's counters of the vCPU threads, or why there are none. They start with the first reservation.
+    counters: Option<Result<Counters, String>>,
     reservations: Reservations,
     tallies: BTreeMap<ThreadId, Arc<Tally>>,
     /// Open files of the threads that pacers have, so that a change of one VM does not open all files again.
@@ -85,6 +88,7 @@ impl Paced {
             place: pacer,
             pacers: None,
             way,
+            counters: None,
             reservations: Reservations::default(),
             tallies: BTreeMap::new(),
             files: BTreeMap::new(),
@@ -106,7 +110,7 @@ impl Paced {
             self.end();
             return done;
         }
-        self.way.forget_others(&reservations);
+        self.forget_others(&reservations);
         self.tallies.retain(|id, _| reservations.vcpus.iter().any(|vcpu| vcpu.id == *id));
         self.reservations = reservations;
         done
@@ -117,7 +121,16 @@ impl Paced {
         self.pacers = None;
         self.reservations = Reservations::default();
         self.files.clear();
-        self.way.forget_others(&self.reservations);
+        self.forget_others(&Reservations::default());
+    }
+
+    /// Forgets all other vCPUs, which no pacer has any more.
+    fn forget_others(&mut self, reservations: &Reservations) {
+        self.way.forget_others(reservations);
+        if let Some(Ok(counters)) = &mut self.counters {
+            counters.release_others(|id| reservations.vcpus.iter().any(|vcpu| vcpu.id == id));
+        }
+        self.counters.take_if(|_| reservations.vcpus.is_empty());
     }
 
     fn try_work_on(&mut self, reservations: &Reservations) -> Result<(), PacerError> {
@@ -134,17 +147,21 @@ impl Paced {
             self.tallies.entry(vcpu.id).or_default();
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
+        let counters = self.counters.get_or_insert_with(|| Counters::start().map_err(|error| error.to_string()));
+        let mut opened = BTreeMap::new();
         let open = |vcpu: &Reserved| {
-            let guest = GuestReader::of(vcpu);
             let placement = self.way.placement(vcpu.id)?;
-            match self.files.get(&vcpu.id) {
-                Some(files) => Some(VcpuThread::with(Arc::clone(files), vcpu.id, placement, tally(vcpu.id), guest)),
-                None => VcpuThread::open(vcpu.id, placement, tally(vcpu.id), guest).ok(),
-            }
+            let files = match self.files.get(&vcpu.id) {
+                Some(files) => Arc::clone(files),
+                None => Arc::new(ThreadFiles::open(vcpu.id).ok()?),
+            };
+            opened.insert(vcpu.id, Arc::clone(&files));
+            let counter = counters.as_mut().ok().and_then(|all| all.of(vcpu, || files.sleeps()));
+            let guest = GuestReader::of(vcpu);
+            Some(VcpuThread::new(files, counter, vcpu.id, placement, tally(vcpu.id), guest))
         };
         let vcpus = VcpuThreads(reservations.vcpus.iter().map(open).collect());
-        let opened = reservations.vcpus.iter().zip(&vcpus.0);
-        self.files = opened.filter_map(|(vcpu, thread)| Some((vcpu.id, thread.as_ref()?.files()))).collect();
+        self.files = opened;
         let schedule = Schedule::new(reservations, self.planning, now(), tally);
         pacers.replace(Some(Box::new(Pacing::new(schedule, vcpus))))
     }
@@ -191,6 +208,7 @@ impl Backend for Paced {
     }
 
     fn hangs(&mut self) -> bool {
+        self.counters.iter().flatten().for_each(Counters::take_found);
         self.pacers.as_mut().is_some_and(Pacers::cannot_read)
     }
 

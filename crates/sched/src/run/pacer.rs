@@ -413,7 +413,6 @@ mod tests {
     use crate::admit::Reservations;
     use crate::model::Places;
     use crate::policy::Planning;
-    use crate::run::guest::GuestReader;
     use crate::run::reader::unplaced;
     use crate::run::vcpu::{Placement, VcpuThread};
 
@@ -435,9 +434,7 @@ mod tests {
     }
 
     fn pacing(of: &[&Waiting]) -> Box<Pacing> {
-        let vcpu = |waiting: &&Waiting| {
-            VcpuThread::open(waiting.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
-        };
+        let vcpu = |waiting: &&Waiting| VcpuThread::open(waiting.0, Placement::Policy(PLACES)).ok();
         let reservations = Reservations { cpus: vec![0], ..Reservations::default() };
         let schedule = Schedule::new(&reservations, Planning::Slices, now(), |_| Arc::default());
         Box::new(Pacing::new(schedule, VcpuThreads(of.iter().map(vcpu).collect())))
@@ -455,9 +452,7 @@ mod tests {
         let reservations = crate::sim::reservations(2, 50_000, &[(1_000_000, 10_000_000); 2], true).unwrap();
         let schedule = Schedule::new(&reservations, Planning::Best, now(), |_| Arc::default());
         let (first, second) = (waiting(), waiting());
-        let vcpu = |of: &Waiting| {
-            VcpuThread::open(of.0, Placement::Policy(PLACES), Arc::default(), GuestReader::default()).ok()
-        };
+        let vcpu = |of: &Waiting| VcpuThread::open(of.0, Placement::Policy(PLACES)).ok();
         let pacing = Pacing::new(schedule, VcpuThreads(vec![vcpu(&first), vcpu(&second)]));
         let threads = |cpu: usize| {
             let part = lock(pacing.of(cpu).unwrap());

@@ -60,10 +60,7 @@ impl Threads for Seen<'_> {
 
     fn next_deadline(&mut self, vcpu: usize, after: u64) -> Option<Next> {
         let thread = self.vcpus.0.get_mut(vcpu)?.as_mut()?;
-        if !self.stay {
-            thread.guest.forget();
-        }
-        thread.guest.next_deadline(after, self.reader)
+        thread.next_deadline(after, self.stay, self.reader)
     }
 
     fn claimed(&mut self, vcpu: usize) -> Option<Share> {

@@ -1,6 +1,8 @@
 //! One vCPU thread, as its pacer sees it: reads its CPU time and changes its place. A change takes two system calls for
 //! a policy, at most two for an entry of the sched_ext table, and no allocation.
 //!
+//! A thread with a [`Counter`] is read there; the rest of this comment is about others, and about changes.
+//!
 //! The thread's `schedstat` file is held open. An open file belongs to the thread and not to its number: reading it
 //! fails with ESRCH after the thread has ended, even if another thread has that number by then. The file is read right
 //! after every change. So a change that hit a later thread with the same number is noticed and undone, as in
@@ -10,7 +12,8 @@
 //! A thread that did not run between its last two readings is read again only if its process has had CPU time since, by
 //! the process's CPU clock. If no thread of the process ran, this one did not, and no wait of it has ended. That
 //! question takes a quarter of a reading, and most vCPUs sleep at most checks. Nor does the guest write then: what it
-//! published is not read again either.
+//! published is not read again either. (A vCPU's entries are its own, `kernel/guest/dl_next.c`: with a counter it is
+//! enough that the vCPU itself did not run.)
 
 use std::fs::File;
 use std::io;
@@ -21,7 +24,8 @@ use std::sync::atomic::Ordering;
 use ontime_tenants::{Policy, ProcessClock, ThreadId};
 
 use crate::ext::TableEntry;
-use crate::model::{Counts, Place, Places, Tally};
+use crate::model::{Counts, Next, Place, Places, Tally};
+use crate::run::counters::{Counter, State};
 use crate::run::guest::GuestReader;
 use crate::run::reader::Reader;
 
@@ -41,11 +45,34 @@ pub(crate) struct ThreadFiles {
     stat: Arc<File>,
 }
 
+impl ThreadFiles {
+    /// Opens the files of thread `id`.
+    ///
+    /// # Errors
+    /// ESRCH or ENOENT if the thread has ended.
+    pub(crate) fn open(id: ThreadId) -> io::Result<Self> {
+        let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
+        let files = Self { schedstat: open("schedstat")?, stat: Arc::new(open("stat")?) };
+        // The files are open, and the number still means this thread: so they are its files.
+        id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Ok(files)
+    }
+
+    /// Whether the thread sleeps now; false if that cannot be read. Not for pacers: reading may take long.
+    pub(crate) fn sleeps(&self) -> bool {
+        let mut line = [0; STAT];
+        let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
+        line.get(..length).is_some_and(|line| sleeps(line) == Some(true))
+    }
+}
+
 /// A vCPU thread, as its pacer sees it.
 #[derive(Debug)]
 pub(crate) struct VcpuThread {
     id: ThreadId,
     files: Arc<ThreadFiles>,
+    /// The kernel's counter of the thread, in place of the files.
+    counter: Option<Counter>,
     clock: ProcessClock,
     /// The last reading, and whether the thread had not run since the reading before.
     last: Counts,
@@ -58,37 +85,26 @@ pub(crate) struct VcpuThread {
 }
 
 impl VcpuThread {
-    /// Opens the files of thread `id`.
-    ///
-    /// # Errors
-    /// ESRCH or ENOENT if the thread has ended.
-    pub(crate) fn open(id: ThreadId, placement: Placement, tally: Arc<Tally>, guest: GuestReader) -> io::Result<Self> {
-        let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
-        let files = ThreadFiles { schedstat: open("schedstat")?, stat: Arc::new(open("stat")?) };
-        // The files are open, and the number still means this thread: so they are its files.
-        id.verify().map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let vcpu = Self::with(Arc::new(files), id, placement, tally, guest);
-        vcpu.read_schedstat()?;
-        Ok(vcpu)
-    }
-
-    /// A thread whose files are open already. If it has ended meanwhile, the first reading shows
-    /// that. The pacer makes that reading: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's
-    /// thread must not hold.
-    pub(crate) fn with(
+    /// A thread with these open files. If it has ended since they were opened, the first reading shows that. The pacer
+    /// makes that reading: a file is read under a lock of its own (`fs/seq_file.c`), which the daemon's thread must not
+    /// hold while pacers have the file.
+    pub(crate) fn new(
         files: Arc<ThreadFiles>,
+        counter: Option<Counter>,
         id: ThreadId,
         placement: Placement,
         tally: Arc<Tally>,
         guest: GuestReader,
     ) -> Self {
         let clock = ProcessClock::new(id.pid);
-        Self { id, files, clock, last: Counts::default(), unchanged: false, placement, tally, guest }
+        Self { id, files, counter, clock, last: Counts::default(), unchanged: false, placement, tally, guest }
     }
 
-    /// The open files, for [`VcpuThread::with`].
-    pub(crate) fn files(&self) -> Arc<ThreadFiles> {
-        Arc::clone(&self.files)
+    /// A thread whose files are opened here, without a counter and a guest.
+    #[cfg(test)]
+    pub(crate) fn open(id: ThreadId, placement: Placement) -> io::Result<Self> {
+        let files = Arc::new(ThreadFiles::open(id)?);
+        Ok(Self::new(files, None, id, placement, Arc::default(), GuestReader::default()))
     }
 
     /// Whether both are the same thread.
@@ -101,6 +117,9 @@ impl VcpuThread {
     /// # Errors
     /// ESRCH if the thread has ended.
     pub(crate) fn read(&mut self) -> io::Result<Counts> {
+        if self.counter.is_some() {
+            return self.read_counter();
+        }
         // The clock is read before the counters: CPU time in between shows at the next call.
         if self.unchanged && self.clock.take() == 0 {
             return Ok(self.last);
@@ -110,6 +129,29 @@ impl VcpuThread {
         self.unchanged = counts.ran == self.last.ran;
         self.last = counts;
         Ok(counts)
+    }
+
+    /// Reads the counter. The guest may have written if the thread has run.
+    fn read_counter(&mut self) -> io::Result<Counts> {
+        let counter = self.counter.as_ref().map(Counter::read);
+        let (state, counts) = counter.ok_or(io::ErrorKind::NotFound)?;
+        if state == State::Ended {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        if counts.ran != self.last.ran {
+            self.guest.forget();
+        }
+        self.last = counts;
+        Ok(counts)
+    }
+
+    /// The next deadline after `after` that the guest publishes. `stays`: the thread can run on the pacer's CPU only.
+    pub(crate) fn next_deadline(&mut self, after: u64, stays: bool, reader: &mut Reader) -> Option<Next> {
+        if !stays {
+            self.guest.forget();
+        }
+        let copied = self.counter.as_ref().filter(|_| stays).and_then(Counter::line);
+        self.guest.next_deadline(after, copied, reader)
     }
 
     /// Reads and parses `schedstat`.
@@ -122,10 +164,13 @@ impl VcpuThread {
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
     /// sleep; one whose state cannot be read now counts as such.
     pub(crate) fn is_asleep(&self, reader: &mut Reader) -> bool {
-        // The number and the name, which the kernel limits to 15 bytes, fit well within 64 bytes.
-        let mut line = [0; 64];
+        let state = self.counter.as_ref().map_or(State::Unknown, |counter| counter.read().0);
+        if state != State::Unknown {
+            return matches!(state, State::Asleep | State::Ended);
+        }
+        let mut line = [0; STAT];
         let Ok(length) = reader.read_at(&self.files.stat, 0, &mut line) else { return false };
-        matches!(state(line.get(..length).unwrap_or_default()), None | Some(b'S' | b'T' | b't' | b'Z' | b'X'))
+        line.get(..length).and_then(sleeps).unwrap_or(true)
     }
 
     /// Moves the thread to a place, which its children do not inherit, and returns its counters after that. A change
@@ -148,6 +193,7 @@ impl VcpuThread {
             self.tally.refused.fetch_add(1, Ordering::Relaxed);
         }
         match self.read_schedstat() {
+            Ok(_) if self.counter.is_some() => self.read_counter(),
             Ok(counts) => {
                 (self.last, self.unchanged) = (counts, false);
                 Ok(counts)
@@ -187,6 +233,14 @@ fn counts(line: &[u8]) -> Option<Counts> {
     Some(Counts { ran: numbers.next()??, waited: numbers.next()?? })
 }
 
+/// Bytes of `stat` that are read: the number and the name, which the kernel limits to 15 bytes, and the state fit well.
+const STAT: usize = 64;
+
+/// Whether a thread sleeps, is stopped, or has ended, by the start of its `stat`; None if that is not there.
+fn sleeps(line: &[u8]) -> Option<bool> {
+    state(line).map(|letter| matches!(letter, b'S' | b'T' | b't' | b'Z' | b'X'))
+}
+
 /// The state's letter. It follows the name in parentheses, and the name may contain parentheses.
 fn state(line: &[u8]) -> Option<u8> {
     let name = line.iter().rposition(|byte| *byte == b')')?;
@@ -208,6 +262,7 @@ mod tests {
 
     use super::*;
     use crate::model::Beyond;
+    use crate::run::counters::Counters;
 
     #[test]
     fn schedstat_is_read() {
@@ -233,31 +288,38 @@ mod tests {
             println!("SKIPPED: placing threads needs root");
             return;
         }
+        let mut counters =
+            Counters::start().inspect_err(|error| println!("SKIPPED in part: no counters: {error}")).ok();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let id = ThreadId::of(pid, pid).unwrap();
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
-        let mut vcpu = VcpuThread::open(id, Placement::Policy(places), Arc::default(), GuestReader::default()).unwrap();
-        for (place, policy) in
-            [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
-        {
-            vcpu.set_place(place).unwrap();
-            assert_eq!(id.policy().unwrap(), policy);
-        }
+        let placement = Placement::Policy(places);
+        let mut by_files = VcpuThread::open(id, placement.clone()).unwrap();
+        let counter = counters.as_mut().and_then(|all| all.watch(id, || by_files.files.sleeps()));
+        let mut by_counter = VcpuThread { counter, ..VcpuThread::open(id, placement.clone()).unwrap() };
         let mut reader = crate::run::reader::unplaced();
-        while !vcpu.is_asleep(&mut reader) {
-            std::thread::yield_now();
+        for vcpu in [&mut by_files, &mut by_counter] {
+            for (place, policy) in
+                [(Place::Planned, places.planned), (Place::Entitled, places.entitled), (Place::Beyond, places.beyond)]
+            {
+                vcpu.set_place(place).unwrap();
+                assert_eq!(id.policy().unwrap(), policy);
+            }
+            while !vcpu.is_asleep(&mut reader) {
+                std::thread::yield_now();
+            }
+            assert!(vcpu.read().is_ok());
         }
-        let mut again =
-            VcpuThread::with(vcpu.files(), id, Placement::Policy(places), Arc::default(), GuestReader::default());
-        assert!(again.is_of(&vcpu) && again.read().is_ok());
+        assert!(by_files.is_of(&by_counter));
         child.kill().unwrap();
         child.wait().unwrap();
-        for mut vcpu in [vcpu, again] {
+        for vcpu in [&mut by_files, &mut by_counter] {
             assert!(vcpu.read().is_err());
+            assert!(vcpu.is_asleep(&mut reader) || vcpu.is_asleep(&mut crate::run::reader::unplaced()));
             assert_eq!(vcpu.set_place(Place::Planned).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         }
-        assert!(VcpuThread::open(id, Placement::Policy(places), Arc::default(), GuestReader::default()).is_err());
+        assert!(VcpuThread::open(id, placement).is_err());
     }
 
     /// The files of a thread that has ended with the number of another thread, as if the number had been reused.
@@ -271,15 +333,14 @@ mod tests {
         let id = |child: &std::process::Child| ThreadId::of(child.id() as i32, child.id() as i32).unwrap();
         let (mut ended, mut successor) = (sleeper(), sleeper());
         let placement = Placement::Policy(Places::of(PriorityTable::default(), Beyond::Idle));
-        let files =
-            VcpuThread::open(id(&ended), placement.clone(), Arc::default(), GuestReader::default()).unwrap().files();
+        let mut vcpu = VcpuThread::open(id(&ended), placement).unwrap();
         ended.kill().unwrap();
         ended.wait().unwrap();
-        let before = id(&successor).policy().unwrap();
-        let mut vcpu = VcpuThread::with(files, id(&successor), placement, Arc::default(), GuestReader::default());
+        vcpu.id = id(&successor);
+        let before = vcpu.id.policy().unwrap();
         for place in [Place::Planned, Place::Beyond] {
             assert_eq!(vcpu.set_place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-            assert_eq!(id(&successor).policy().unwrap(), before);
+            assert_eq!(vcpu.id.policy().unwrap(), before);
         }
         successor.kill().unwrap();
         successor.wait().unwrap();
