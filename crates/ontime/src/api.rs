@@ -319,6 +319,10 @@ pub(crate) struct Reservations {
     pub foreseen: bool,
     /// Why nothing is kept although it is configured.
     pub off: Option<String>,
+    /// Why pacers read vCPUs' files instead of the kernel's counters, which takes more CPU time; null: they have
+    /// counters, or there are no pacers.
+    #[serde(default)]
+    pub uncounted: Option<String>,
     /// The host's CPUs for reservations.
     pub cpus: Vec<u32>,
     /// What of each is kept for others, as a fraction.

@@ -225,6 +225,9 @@ fn head(text: &mut String, now: &api::Reservations) -> std::fmt::Result {
     if let Some(why) = &now.off {
         writeln!(text, "NOT KEPT: {}", visible(why))?;
     }
+    if let Some(why) = &now.uncounted {
+        writeln!(text, "pacers take more CPU time than they could: {}", visible(why))?;
+    }
     Ok(())
 }
 
@@ -384,6 +387,7 @@ mod tests {
             backend: "paced".to_owned(),
             foreseen: false,
             off: None,
+            uncounted: None,
             cpus: vec![0],
             reserve: 0.05,
             reserved: 0.6,

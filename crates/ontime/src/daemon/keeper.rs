@@ -35,6 +35,8 @@ pub(crate) struct Keeper {
     before: Settled,
     /// Why nothing is kept although reservations are configured.
     off: Option<String>,
+    /// Why pacers lack the kernel's counters, as it was logged last.
+    uncounted: Option<String>,
     /// What guests request in addition to the declared reservations.
     asks: Asks,
 }
@@ -89,6 +91,7 @@ impl Keeper {
             held: Rc::default(),
             before: Settled::default(),
             off: None,
+            uncounted: None,
             asks: Asks::new(),
         }
     }
@@ -169,6 +172,7 @@ impl Keeper {
             Ok(()) => {
                 *self.held.borrow_mut() = self.places(settled);
                 self.before = settled.clone();
+                self.log_uncounted();
                 true
             }
             Err(error) => {
@@ -176,6 +180,19 @@ impl Keeper {
                 false
             }
         }
+    }
+
+    fn log_uncounted(&mut self) {
+        let why = self.uncounted().map(str::to_owned);
+        if let Some(why) = why.as_ref().filter(|_| why != self.uncounted) {
+            tracing::warn!("pacers read vCPUs' files instead, which takes more CPU time: {why}");
+        }
+        self.uncounted = why;
+    }
+
+    /// Why pacers lack the kernel's counters of vCPUs; None if they have them, or there are no pacers.
+    pub(crate) fn uncounted(&self) -> Option<&str> {
+        self.backend.uncounted()
     }
 
     fn switch_off(&mut self, why: &str) {

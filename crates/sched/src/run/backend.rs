@@ -48,6 +48,12 @@ pub trait Backend: Debug {
         false
     }
 
+    /// Why the kernel does not count vCPUs' time for the pacers, which then take more CPU time; None if it does, or there
+    /// are no pacers.
+    fn uncounted(&self) -> Option<&str> {
+        None
+    }
+
     /// This back end's own real-time threads and their policies.
     fn threads(&self) -> Vec<(ThreadId, Policy)> {
         Vec::new()

@@ -147,7 +147,10 @@ impl Paced {
             self.tallies.entry(vcpu.id).or_default();
         }
         let tally = |id| self.tallies.get(&id).map(Arc::clone).unwrap_or_default();
-        let counters = self.counters.get_or_insert_with(|| Counters::start().map_err(|error| error.to_string()));
+        let counters = self.counters.get_or_insert_with(|| {
+            let remedy = "a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF, such as Debian's, has them";
+            Counters::start().map_err(|error| format!("the kernel's counters of vCPUs: {error}; {remedy}"))
+        });
         let mut opened = BTreeMap::new();
         let open = |vcpu: &Reserved| {
             let placement = self.way.placement(vcpu.id)?;
@@ -210,6 +213,10 @@ impl Backend for Paced {
     fn hangs(&mut self) -> bool {
         self.counters.iter().flatten().for_each(Counters::take_found);
         self.pacers.as_mut().is_some_and(Pacers::cannot_read)
+    }
+
+    fn uncounted(&self) -> Option<&str> {
+        self.counters.as_ref()?.as_ref().err().map(String::as_str)
     }
 
     fn threads(&self) -> Vec<(ThreadId, Policy)> {

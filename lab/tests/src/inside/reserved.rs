@@ -38,6 +38,11 @@ impl Look {
         looks.with_context(|| format!("it has not looked at any vCPU: {}", self.0))
     }
 
+    /// Why the kernel does not count for the pacers, if it does not.
+    pub(crate) fn uncounted(&self) -> Option<&str> {
+        self.0.pointer("/reservations/uncounted").and_then(Value::as_str)
+    }
+
     /// The CPUs for reservations.
     pub(crate) fn cpus(&self) -> Vec<u64> {
         let cpus = self.0.pointer("/reservations/cpus").and_then(Value::as_array);

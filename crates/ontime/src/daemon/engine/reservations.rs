@@ -351,6 +351,7 @@ impl Engine {
             backend: self.keeper.kind().name().to_owned(),
             foreseen: observing,
             off: self.unreservable(),
+            uncounted: self.keeper.uncounted().map(str::to_owned),
             cpus: self.config.sched.cpus_of(&self.look.inventory.cpus.online),
             reserve: self.config.sched.reserve.as_f64(),
             reserved: settled.total().as_f64(),
