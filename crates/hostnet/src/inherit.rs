@@ -92,7 +92,7 @@ fn knob(thread: &TenantThread) -> Knob {
 #[cfg(test)]
 mod tests {
     use ontime_tenants::model::LibvirtTuning;
-    use ontime_tenants::{Class, ClassSource, Kind, Level};
+    use ontime_tenants::{Class, ClassSource, Kind, Level, Namer};
 
     use super::*;
     use crate::journal::{Journal, Original};
@@ -117,6 +117,7 @@ mod tests {
             uuid: None,
             kind: Kind::Container,
             owner: 0,
+            namer: Namer::User(0),
             process: ThreadId { pid: 1, tid: 1, start_time: 9 },
             cgroup: None,
             class: Class::Rt(Level::HIGHEST),

@@ -63,7 +63,7 @@ pub use model::{Attached, ClassSource, Kind, LibvirtTuning, Tenant, TenantThread
 pub use ownership::{Owner, owner, wanted};
 pub use problem::{Problem, ProblemKind};
 pub use repeats::Repeats;
-pub use rules::{Rules, RuntimeCap};
+pub use rules::{Namer, Rules, RuntimeCap};
 pub use thread::{ThreadError, ThreadId};
 pub use wait_limit::{limit_waits, refuse_descriptors};
 pub use watch::Watcher;

@@ -32,6 +32,17 @@ impl fmt::Display for Kind {
     }
 }
 
+/// The origin of a tenant's name. A user must not get real-time priority by choosing a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Namer {
+    /// A user of the host. Root (0) may choose any name.
+    User(u32),
+    /// A process inside a container, whose user numbers have no meaning outside.
+    #[default]
+    Container,
+}
+
 /// The source of a tenant's class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -143,6 +154,9 @@ pub struct Tenant {
     /// containers, else the process's real user or the owner of the user slice.
     #[serde(default)]
     pub owner: u32,
+    /// Who chose its name.
+    #[serde(default)]
+    pub namer: Namer,
     /// Its main process.
     pub process: ThreadId,
     /// Its own cgroup (v2 path below the mount), if any.

@@ -16,6 +16,7 @@ use toml::Spanned;
 
 use crate::class::{Class, Level, PriorityTable};
 use crate::config::{self, ConfigError, Loaded, Text, TextPosition};
+pub use crate::model::Namer;
 use crate::model::{ClassSource, Kind};
 use crate::vmm::is_uuid;
 
@@ -130,15 +131,6 @@ impl Grant {
             }
         }
     }
-}
-
-/// The origin of a tenant's name. A user must not get real-time priority by choosing a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Namer {
-    /// A user of the host. Root (0) may choose any name.
-    User(u32),
-    /// A process inside a container, whose user numbers have no meaning outside.
-    Container,
 }
 
 /// A class from a rule or from metadata.

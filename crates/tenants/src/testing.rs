@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::class::{Class, Policy};
 use crate::model::{ClassSource, Kind, LibvirtTuning, Tenant, TenantThread, ThreadRole};
+use crate::rules::Namer;
 use crate::thread::ThreadId;
 
 pub(crate) fn tenant(name: &str, class: Class) -> Tenant {
@@ -14,6 +15,7 @@ pub(crate) fn tenant(name: &str, class: Class) -> Tenant {
         uuid: None,
         kind: Kind::Qemu,
         owner: 0,
+        namer: Namer::User(0),
         process: ThreadId { pid: 1, tid: 1, start_time: 1 },
         cgroup: None,
         class,

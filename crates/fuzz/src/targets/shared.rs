@@ -12,7 +12,7 @@ use ontime_sched::published::{self, Follow, LINE};
 use ontime_sched::{Ask, Asks, GuestNeed, Offer, SchedConfig, Settled, settle};
 use ontime_tenants::config::Text;
 use ontime_tenants::{
-    Class, ClassSource, CpuSet, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole,
+    Class, ClassSource, CpuSet, Kind, Level, LibvirtTuning, Namer, Policy, Tenant, TenantThread, ThreadId, ThreadRole,
 };
 
 use crate::input::Input;
@@ -119,6 +119,7 @@ fn vm(name: &str, pid: i32) -> Tenant {
         uuid: None,
         kind: Kind::Qemu,
         owner: 0,
+        namer: Namer::User(0),
         process: ThreadId { pid, tid: pid, start_time: pid as u64 },
         cgroup: None,
         class: Class::Rt(Level::HIGHEST),

@@ -8,7 +8,7 @@ use ontime_hostnet::inventory::{
 };
 use ontime_hostnet::{CpuSet, Intent, IrqId, Knob, NicId, Plan, Refusal, RuleId, Value};
 use ontime_tenants::{
-    Class, ClassSource, Kind, Level, LibvirtTuning, Policy, Tenant, TenantThread, ThreadId, ThreadRole, Vnic,
+    Class, ClassSource, Kind, Level, LibvirtTuning, Namer, Policy, Tenant, TenantThread, ThreadId, ThreadRole, Vnic,
 };
 
 /// CPUs of the synthetic host.
@@ -143,6 +143,7 @@ pub(super) fn vm(inventory: &mut Inventory, number: i32, class: Class, vcpus: u3
         uuid: None,
         kind: Kind::Qemu,
         owner: 0,
+        namer: Namer::User(0),
         process: ThreadId { pid, tid: pid, start_time: 5000 },
         cgroup: None,
         class,

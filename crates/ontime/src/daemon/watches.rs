@@ -244,7 +244,7 @@ mod tests {
     use ontime_hostnet::{Method, Stage};
     use ontime_tenants::model::LibvirtTuning;
     use ontime_tenants::rules::RUNTIME_CAP;
-    use ontime_tenants::{Kind, Level, ThreadRole};
+    use ontime_tenants::{Kind, Level, Namer, ThreadRole};
 
     use super::*;
 
@@ -254,6 +254,7 @@ mod tests {
             uuid: None,
             kind: Kind::Qemu,
             owner: 0,
+            namer: Namer::User(0),
             process: ThreadId { pid: 1, tid: 1, start_time: 0 },
             cgroup: None,
             class,

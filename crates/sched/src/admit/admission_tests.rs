@@ -2,7 +2,7 @@
 
 use ontime_plan::{Bandwidth, Nanos};
 use ontime_tenants::config::Text;
-use ontime_tenants::{Kind, Level, LibvirtTuning, Policy, TenantThread};
+use ontime_tenants::{Kind, Level, LibvirtTuning, Namer, Policy, TenantThread};
 use proptest::prelude::*;
 
 use super::*;
@@ -28,6 +28,7 @@ fn vm(name: &str, started: u64, vcpus: u32, affinity: &str) -> Tenant {
         uuid: None,
         kind: Kind::Qemu,
         owner: 0,
+        namer: Namer::User(0),
         process: ThreadId { pid, tid: pid, start_time: started },
         cgroup: None,
         class: Class::Rt(Level::HIGHEST),

@@ -86,6 +86,21 @@ fn sort(tenants: &mut [Tenant]) {
     });
 }
 
+/// Reservations, device processes and metrics refer to names. So a VM that an unprivileged user started may not use the
+/// name of a tenant that root started. `taken`: names that tenants of root's have beside these.
+fn keep_names_of_roots_tenants(tenants: &mut [Tenant], taken: &BTreeSet<String>) -> Vec<Problem> {
+    let (by_root, others): (Vec<_>, Vec<_>) = tenants.iter_mut().partition(|tenant| tenant.namer == Namer::User(0));
+    let by_root: BTreeSet<&str> = by_root.iter().map(|tenant| tenant.name.as_str()).collect();
+    let is_taken = |name: &str| by_root.contains(name) || taken.contains(name);
+    let mut problems = Vec::new();
+    for vm in others.into_iter().filter(|tenant| tenant.kind != Kind::Container && is_taken(&tenant.name)) {
+        let called = format!("vm-{}", vm.process.pid);
+        let name = std::mem::replace(&mut vm.name, called.clone());
+        problems.push(Problem::new(called, ProblemKind::NameTaken(name)));
+    }
+    problems
+}
+
 struct Finder<'a> {
     sources: &'a Sources,
     /// The host's, seconds.
@@ -106,8 +121,8 @@ struct Finder<'a> {
     of_vms: BTreeSet<String>,
     /// UIDs of Kubernetes pods that contain a VM's monitor.
     pods_of_vms: BTreeSet<String>,
-    /// Tenants whose names root chose.
-    named_by_root: BTreeSet<ThreadId>,
+    /// Names that tenants of root's have which are not read again.
+    taken: BTreeSet<String>,
     /// Containers whose name no runtime has recorded.
     unnamed: Vec<Unnamed>,
     tenants: Vec<Tenant>,
@@ -176,7 +191,7 @@ impl<'a> Finder<'a> {
             pods: BTreeSet::new(),
             of_vms: BTreeSet::new(),
             pods_of_vms: BTreeSet::new(),
-            named_by_root: BTreeSet::new(),
+            taken: BTreeSet::new(),
             unnamed: Vec::new(),
             tenants: Vec::new(),
             decided: Vec::new(),
@@ -240,7 +255,7 @@ impl Finder<'_> {
         let units = units.map(str::to_owned).collect();
         self.containers(&rest, of_vms, &units);
         self.containers_without_own_cgroup(&rest);
-        self.keep_names_of_roots_tenants();
+        self.problems.extend(keep_names_of_roots_tenants(&mut self.tenants, &self.taken));
         self.devices(&rest);
         self.kernel_threads(processes.kernel);
         if processes.denied == 0 {
@@ -267,14 +282,12 @@ impl Finder<'_> {
         vnics: Vec<Vnic>,
         attached: Vec<Attached>,
     ) {
-        if found.namer == Namer::User(0) {
-            self.named_by_root.insert(process);
-        }
         self.tenants.push(Tenant {
             name: found.name.clone(),
             uuid: found.uuid.clone(),
             kind: found.kind,
             owner: found.owner,
+            namer: found.namer,
             process,
             cgroup: found.own_cgroup.clone(),
             class: decision.class,
@@ -285,21 +298,6 @@ impl Finder<'_> {
             attached,
         });
         self.decided.push(found);
-    }
-
-    /// Reservations, device processes and metrics refer to names. So a VM that an unprivileged user started may not use
-    /// the name of a tenant that root started.
-    fn keep_names_of_roots_tenants(&mut self) {
-        let (by_root, others): (Vec<_>, Vec<_>) =
-            self.tenants.iter_mut().partition(|tenant| self.named_by_root.contains(&tenant.process));
-        let taken: BTreeSet<&str> = by_root.iter().map(|tenant| tenant.name.as_str()).collect();
-        for vm in others.into_iter().filter(|tenant| tenant.kind != Kind::Container) {
-            if taken.contains(vm.name.as_str()) {
-                let called = format!("vm-{}", vm.process.pid);
-                let name = std::mem::replace(&mut vm.name, called.clone());
-                self.problems.push(Problem::new(called, ProblemKind::NameTaken(name)));
-            }
-        }
     }
 
     fn unused_rules(&mut self) {
@@ -820,9 +818,7 @@ impl Finder<'_> {
     fn serve(&mut self, pid: i32, vm: &str, user: Option<u32>) -> bool {
         let serves = |tenant: &&Tenant| tenant.kind != Kind::Container && tenant.name == vm;
         let may = |tenant: &&Tenant| user.is_none_or(|user| user == tenant.owner);
-        let order = |tenant: &&Tenant| {
-            (!self.named_by_root.contains(&tenant.process), tenant.process.start_time, tenant.process)
-        };
+        let order = |tenant: &&Tenant| (tenant.namer != Namer::User(0), tenant.process.start_time, tenant.process);
         let Some(vm) = self.tenants.iter().filter(serves).filter(may).min_by_key(order).map(|vm| vm.process) else {
             return false;
         };

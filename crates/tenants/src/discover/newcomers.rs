@@ -6,13 +6,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Discovery, Finder, sort};
+use super::{Discovery, Finder, keep_names_of_roots_tenants, sort};
 use crate::class::Class;
 use crate::container;
 use crate::host::{Processes, Sources};
 use crate::model::{Kind, Tenant, ThreadRole};
 use crate::proc::{self, Stat};
-use crate::rules::Rules;
+use crate::rules::{Namer, Rules};
 use crate::thread::ThreadId;
 use crate::vmm;
 
@@ -23,6 +23,8 @@ pub fn newcomers(sources: &Sources, rules: &Rules, known: &Discovery, pids: &BTr
     let mut between = || ();
     let mut found = Finder::new(sources, rules, &mut between);
     found.unclear = Some(BTreeSet::new());
+    let by_root = known.tenants.iter().filter(|tenant| tenant.namer == Namer::User(0));
+    found.taken = by_root.map(|tenant| tenant.name.clone()).collect();
     found.run(Processes::of(sources, &with_context(sources, known, pids)));
     let costs = found.budget.costs();
     let Finder { mut tenants, unclear, .. } = found;
@@ -112,6 +114,7 @@ impl Discovery {
             }
         }
         self.tenants.retain(|tenant| !tenant.threads.is_empty());
+        self.problems.extend(keep_names_of_roots_tenants(&mut self.tenants, &BTreeSet::new()));
         sort(&mut self.tenants);
     }
 }

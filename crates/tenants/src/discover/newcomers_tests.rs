@@ -4,6 +4,7 @@ use super::*;
 use crate::common;
 use crate::config::Text;
 use crate::discover::{discover, discover_between};
+use crate::problem::Problem;
 
 fn rules(text: &str) -> Rules {
     Rules::parse(&[Text::new("/etc/ontime/tenants.toml", text)]).unwrap()
@@ -142,4 +143,50 @@ fn what_a_look_at_one_process_does_not_tell_is_left_to_a_discovery() {
     host.thread(200, 202, "qemu-system-x86", 0);
     assert_eq!(ids(&newcomers(&sources, &rules, &Discovery::default(), &only(200))), [0; 0]);
     assert!(!discover(&sources, &rules).tenants.is_empty());
+}
+
+/// A QEMU of this user, in an RT cgroup.
+fn qemu(host: &common::Host, pid: i32, name: &str, uid: u32) {
+    let line = ["qemu-system-x86_64", "-name", name];
+    host.process(pid, "/usr/bin/qemu-system-x86_64", &format!("/rt/{pid}"), uid, &line);
+    host.thread(pid, pid + 1, "CPU 0/KVM", 0);
+}
+
+fn names(found: &Discovery) -> Vec<(i32, &str)> {
+    found.tenants.iter().map(|tenant| (tenant.process.pid, tenant.name.as_str())).collect()
+}
+
+#[test]
+fn a_newcomer_of_a_user_does_not_keep_the_name_of_roots_tenant() {
+    let (host, rules) = (common::Host::new(), rt());
+    qemu(&host, 100, "plc", 0);
+    let sources = host.sources();
+    let known = discover(&sources, &rules);
+    qemu(&host, 200, "plc", 1000);
+    // A device process for the VM of that name, which root's system started.
+    let line = ["ontime", "device", "--vm", "plc"];
+    host.process(300, "/usr/bin/ontime", "/system.slice/other.service", 0, &line);
+    let news = newcomers(&sources, &rules, &known, &[200, 300].into());
+    assert_eq!(names(&news), [(200, "vm-200")]);
+    assert_eq!(ids(&news), [200, 201], "the device process is not that VM's");
+    let mut found = known;
+    found.take_in(news);
+    assert_eq!(names(&found), [(100, "plc"), (200, "vm-200")]);
+}
+
+#[test]
+fn a_users_tenant_gives_its_name_up_to_a_newcomer_of_roots() {
+    let (host, rules) = (common::Host::new(), rt());
+    qemu(&host, 200, "plc", 1000);
+    let sources = host.sources();
+    let mut found = discover(&sources, &rules);
+    assert_eq!(names(&found), [(200, "plc")]);
+    qemu(&host, 100, "plc", 0);
+    for _ in 0..2 {
+        let news = newcomers(&sources, &rules, &found, &only(100));
+        found.take_in(news);
+    }
+    assert_eq!(names(&found), [(100, "plc"), (200, "vm-200")]);
+    let told: Vec<&str> = found.problems.iter().map(Problem::word).filter(|word| word.contains("name")).collect();
+    assert_eq!(told.len(), 1, "{:?}", found.problems);
 }

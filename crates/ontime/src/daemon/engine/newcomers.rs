@@ -211,6 +211,16 @@ mod tests {
     /// An engine whose host has these processes alone, and which knows one CPU and no tenant. None: it cannot watch or
     /// cap here.
     fn engine(dir: &Path) -> Option<Engine> {
+        let mut engine = bare(dir);
+        engine.start_caps();
+        let why =
+            engine.watcher.rescan_reasons().next().map(str::to_owned).or_else(|| engine.caps.as_ref().err().cloned());
+        why.iter().for_each(|why| println!("SKIPPED: {why}"));
+        why.is_none().then_some(engine)
+    }
+
+    /// The same, without caps.
+    fn bare(dir: &Path) -> Engine {
         let at = |name: &str| dir.join(name);
         let paths = Paths { run_dir: at("run"), state_dir: at("state"), config_dir: at("etc"), debugfs: at("debug") };
         for name in ["run", "state", "etc", "host/proc"] {
@@ -225,11 +235,43 @@ mod tests {
         engine.watcher = Watcher::new(&engine.sources).unwrap();
         engine.look.inventory.cpus.online = [0].into_iter().collect();
         engine.state = api::State::Applied;
-        engine.start_caps();
-        let why =
-            engine.watcher.rescan_reasons().next().map(str::to_owned).or_else(|| engine.caps.as_ref().err().cloned());
-        why.iter().for_each(|why| println!("SKIPPED: {why}"));
-        why.is_none().then_some(engine)
+        engine
+    }
+
+    /// Writes a VM `plc` with one vCPU, in an RT cgroup, onto the engine's host.
+    fn vm(dir: &Path, pid: i32, uid: u32) {
+        let process = dir.join(format!("host/proc/{pid}"));
+        let stat = fs::read_to_string("/proc/self/stat").unwrap();
+        let fields = stat.rsplit_once(") ").unwrap().1;
+        for (tid, comm) in [(pid, "qemu-system-x86"), (pid + 1, "CPU 0/KVM")] {
+            let thread = process.join(format!("task/{tid}"));
+            fs::create_dir_all(&thread).unwrap();
+            fs::write(thread.join("stat"), format!("{tid} ({comm}) {fields}")).unwrap();
+            fs::write(thread.join("status"), format!("Name:\t{comm}\nCpus_allowed_list:\t0\n")).unwrap();
+        }
+        fs::copy(process.join(format!("task/{pid}/stat")), process.join("stat")).unwrap();
+        fs::write(process.join("status"), format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")).unwrap();
+        fs::write(process.join("cgroup"), format!("0::/rt/{pid}\n")).unwrap();
+        fs::write(process.join("cmdline"), "qemu-system-x86_64\0-name\0plc\0").unwrap();
+        symlink("/usr/bin/qemu-system-x86_64", process.join("exe")).unwrap();
+    }
+
+    #[test]
+    fn a_newcomer_with_the_name_of_roots_vm_takes_no_reserved_time_from_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = bare(dir.path());
+        let declared = "[[reservation]]\nname = \"plc\"\nbudget = \"1ms\"\nperiod = \"10ms\"\n";
+        engine.config.sched.add(&ontime_tenants::config::Text::new("sched.toml", declared)).unwrap();
+        vm(dir.path(), 1_000_100, 0);
+        let found = engine.discover();
+        // It starts while the pass reads the host.
+        vm(dir.path(), 1_000_200, 1000);
+        engine.late.insert(1_000_200);
+        let found = engine.with_newcomers(found);
+        assert_eq!(found.tenants.len(), 2);
+        let settled = engine.keeper.settle(&engine.config.sched, &found.tenants, &engine.look.inventory.cpus.online);
+        let reserved: Vec<i32> = settled.vcpus.iter().map(|vcpu| vcpu.id.pid).collect();
+        assert_eq!((reserved, settled.refused), (vec![1_000_100], vec![]));
     }
 
     /// Starts a real program, which the engine's host has in an RT container.
