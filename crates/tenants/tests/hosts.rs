@@ -216,6 +216,29 @@ fn kvms_timer_belongs_to_the_vm_of_that_number_in_its_own_namespace() {
 }
 
 #[test]
+fn device_processes_of_a_user_have_no_more_threads_than_that_users_vms() {
+    let host = Host::new();
+    let line = ["qemu-system-x86_64", "-name", "x"];
+    host.process(100, "/usr/bin/qemu-system-x86_64", "/user.slice/user-1000.slice/a", 1000, &line);
+    host.thread(100, 101, "CPU 0/KVM", 0);
+    for pid in (10_000..).step_by(10_000).take(10) {
+        let line = ["ontime", "device", "--vm", "x"];
+        host.process(pid, "/home/u/ontime", "/user.slice/user-1000.slice/b", 1000, &line);
+        for tid in pid + 1..pid + 2000 {
+            host.thread(pid, tid, "x", 0);
+        }
+    }
+    let sources = host.sources();
+    // When they are first seen, and when they are known.
+    for _ in 0..2 {
+        let found = discover(&sources, &Rules::default());
+        let threads = of_role(named(&found, "x"), ThreadRole::Device).len();
+        assert!((1..=1024 + 10 * 32).contains(&threads), "{threads}");
+        assert_eq!(words(&found), [("user 1000", "not-read")]);
+    }
+}
+
+#[test]
 fn a_machines_scope_is_its_vms_and_gives_helpers_nothing() {
     let host = Host::new();
     let vmspawn = "/machine.slice/machine-cell7.scope";

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 pub use self::newcomers::newcomers;
 use self::vm::VmProcess;
-use crate::budget::{Account, Budget, Costs, Item, limits};
+use crate::budget::{Account, Budget, Costs, Item};
 use crate::class::Class;
 use crate::conflict;
 use crate::container::{self, Container, Identity, Names, ancestors};
@@ -822,7 +822,7 @@ impl Finder<'_> {
         let Some(vm) = self.tenants.iter().filter(serves).filter(may).min_by_key(order).map(|vm| vm.process) else {
             return false;
         };
-        let (stats, _) = self.sources.threads(pid, limits(Item::Threads).process);
+        let stats = self.threads(pid, &user.map_or(Account::System, Account::User));
         let threads: Vec<TenantThread> =
             stats.iter().map(|stat| self.tenant_thread(pid, stat, ThreadRole::Device, None)).collect();
         self.tenants
