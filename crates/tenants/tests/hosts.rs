@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
 
-use common::{Host, PF_KTHREAD};
+use common::Host;
 use ontime_tenants::config::Text;
 use ontime_tenants::{Class, Discovery, Kind, Level, Rules, Tenant, ThreadRole, discover};
 
@@ -210,9 +210,44 @@ fn kvms_timer_belongs_to_the_vm_of_that_number_in_its_own_namespace() {
         assert_eq!(of_role(named(&found, name), ThreadRole::KvmPit), [pit], "{name}");
     }
     // A vhost thread before Linux 6.4 has the host's number in its name.
-    host.thread(700, 700, "vhost-4100", PF_KTHREAD);
+    host.kernel_thread(4170, "vhost-4100");
     let found = discover(&host.sources(), &Rules::default());
-    assert_eq!(of_role(named(&found, "cell"), ThreadRole::Vhost), [4108, 700]);
+    assert_eq!(of_role(named(&found, "cell"), ThreadRole::Vhost), [4108, 4170]);
+}
+
+/// Sets when a kernel thread started.
+fn started_at(host: &Host, pid: i32, start: u64) {
+    for path in [format!("proc/{pid}/stat"), format!("proc/{pid}/task/{pid}/stat")] {
+        let path = host.path(&path);
+        let line = fs::read_to_string(&path).unwrap().replace(&format!(" {} ", pid + 1_000_000), &format!(" {start} "));
+        fs::write(path, line).unwrap();
+    }
+}
+
+#[test]
+fn a_timer_of_a_vms_number_that_another_process_may_have_made_is_no_vms() {
+    let host = Host::new();
+    host.vm(5000, "plc", "/vm.slice/plc.service");
+    let pits = |host: &Host| of_role(named(&discover(&host.sources(), &Rules::default()), "plc"), ThreadRole::KvmPit);
+    // The monitor's number in another PID namespace: the thread is older than the only VM of this number.
+    host.kernel_thread(4000, "kvm-pit/5000");
+    assert_eq!(pits(&host), [0; 0]);
+    // Before Linux 6.4: of a process that had the VM's number before.
+    host.kernel_thread(4001, "vhost-5000");
+    let found = discover(&host.sources(), &Rules::default());
+    assert_eq!(of_role(named(&found, "plc"), ThreadRole::Vhost), [5008]);
+    // The VM's own.
+    host.kernel_thread(5100, "kvm-pit/5000");
+    assert_eq!(pits(&host), [5100]);
+    // An hour later.
+    for pid in [5200, 5300] {
+        host.kernel_thread(pid, "kvm-pit/5000");
+        started_at(&host, pid, 1_365_000 + pid as u64);
+    }
+    assert_eq!(pits(&host), [5100], "a VM has one timer");
+    // While the monitor starts, another process makes one. Which one is the VM's is not known.
+    host.kernel_thread(5050, "kvm-pit/5000");
+    assert_eq!(pits(&host), [0; 0]);
 }
 
 #[test]

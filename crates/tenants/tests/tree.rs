@@ -93,8 +93,8 @@ fn processes_that_may_not_be_looked_into_are_counted_and_the_rest_is_found() {
 fn a_vm_is_found_with_all_its_threads() {
     let host = Host::new();
     host.vm(100, "a", "/vm.slice/a.service");
-    host.kernel_thread(50, "kvm-pit/100");
-    host.kernel_thread(51, "kvm-pit/999");
+    host.kernel_thread(150, "kvm-pit/100");
+    host.kernel_thread(151, "kvm-pit/999");
     host.process(60, "/usr/bin/bash", "/user.slice/session-1.scope", 0, &["bash"]);
     host.thread(60, 61, "CPU 0/KVM", 0);
     let found = discover(&host.sources(), &Rules::default());
@@ -104,7 +104,6 @@ fn a_vm_is_found_with_all_its_threads() {
     assert_eq!(
         roles(vm),
         [
-            (50, ThreadRole::KvmPit),
             (100, ThreadRole::Emulator),
             (101, ThreadRole::Vcpu(0)),
             (102, ThreadRole::Vcpu(1)),
@@ -113,10 +112,11 @@ fn a_vm_is_found_with_all_its_threads() {
             (105, ThreadRole::Emulator),
             (106, ThreadRole::Emulator),
             (108, ThreadRole::Vhost),
+            (150, ThreadRole::KvmPit),
         ]
     );
     let pit = vm.threads.iter().find(|thread| thread.role == ThreadRole::KvmPit).unwrap();
-    assert_eq!((pit.id.pid, pit.id.tid), (50, 50), "a kernel thread is its own process");
+    assert_eq!((pit.id.pid, pit.id.tid), (150, 150), "a kernel thread is its own process");
     assert_eq!(vm.vnics[0].ifname, "tap100");
     assert!(found.problems.is_empty(), "{:?}", found.problems);
 }
@@ -125,12 +125,12 @@ fn a_vm_is_found_with_all_its_threads() {
 fn vhost_before_linux_6_4_is_a_kernel_thread_named_after_the_thread_that_made_it() {
     let host = Host::new();
     host.vm(100, "a", "/");
-    host.kernel_thread(50, "vhost-100");
-    host.kernel_thread(51, "vhost-103");
+    host.kernel_thread(150, "vhost-100");
+    host.kernel_thread(151, "vhost-103");
     host.process(70, "/usr/bin/evil", "/", 1000, &["evil"]);
     host.thread(70, 70, "vhost-100", 0);
     let vm_roles = roles(only(&discover(&host.sources(), &Rules::default())));
-    assert!(vm_roles.contains(&(50, ThreadRole::Vhost)) && vm_roles.contains(&(51, ThreadRole::Vhost)));
+    assert!(vm_roles.contains(&(150, ThreadRole::Vhost)) && vm_roles.contains(&(151, ThreadRole::Vhost)));
     assert!(!vm_roles.iter().any(|(tid, _)| *tid == 70), "a user's process may not pose as a kernel thread");
 }
 

@@ -832,21 +832,37 @@ impl Finder<'_> {
         true
     }
 
-    /// Assigns kernel threads to the VM for which they work.
+    /// Assigns kernel threads to the VM for which they work. A look at some processes does not see a VM's other timers,
+    /// so it assigns none.
     fn kernel_threads(&mut self, kernel: Vec<KernelThread>) {
-        let mut inner = None;
-        for KernelThread { stat, role, works_for } in kernel {
-            let vm = match role {
-                ThreadRole::KvmPit => {
-                    let inner = inner.get_or_insert_with(|| self.inner_numbers());
-                    made_by(inner.get(&works_for).map(Vec::as_slice).unwrap_or_default(), &stat)
-                }
-                _ => self.vm_of_thread(works_for),
-            };
-            let thread = self.tenant_thread(stat.tid, &stat, role, None);
-            if let Some(tenant) = vm.and_then(|vm| self.tenants.iter_mut().find(|tenant| tenant.process == vm)) {
-                tenant.threads.push(thread);
+        let (timers, others): (Vec<_>, Vec<_>) =
+            kernel.into_iter().partition(|thread| thread.role == ThreadRole::KvmPit);
+        for KernelThread { stat, role, works_for } in others {
+            // A process that had the number before may have made an older one.
+            let vm = self.vm_of_thread(works_for).filter(|vm| vm.start_time <= stat.start_time);
+            self.assign(vm, &stat, role);
+        }
+        if timers.is_empty() || self.unclear.is_some() {
+            return;
+        }
+        let inner = self.inner_numbers();
+        let mut by_vm: BTreeMap<ThreadId, Vec<Stat>> = BTreeMap::new();
+        for KernelThread { stat, works_for, .. } in timers {
+            if let Some(vm) = inner.get(&works_for).and_then(|vms| made_by(vms, &stat)) {
+                by_vm.entry(vm).or_default().push(stat);
             }
+        }
+        for (vm, timers) in by_vm {
+            if let Some(timer) = timer_of_vm(timers) {
+                self.assign(Some(vm), &timer, ThreadRole::KvmPit);
+            }
+        }
+    }
+
+    fn assign(&mut self, vm: Option<ThreadId>, stat: &Stat, role: ThreadRole) {
+        let thread = self.tenant_thread(stat.tid, stat, role, None);
+        if let Some(tenant) = vm.and_then(|vm| self.tenants.iter_mut().find(|tenant| tenant.process == vm)) {
+            tenant.threads.push(thread);
         }
     }
 
@@ -872,16 +888,25 @@ impl Finder<'_> {
     }
 }
 
-/// Which of several VMs with the same inner process number created a kernel thread. Monitors create it when they start,
-/// so this is the last VM that was started before the thread.
+/// Which of the VMs with the same inner process number created a kernel thread. Monitors create it when they start, so
+/// this is the last VM that was started before the thread.
 fn made_by(vms: &[ThreadId], kernel: &Stat) -> Option<ThreadId> {
-    match vms {
-        [only] => Some(*only),
-        several => {
-            let before = several.iter().filter(|vm| vm.start_time <= kernel.start_time);
-            before.max_by_key(|vm| vm.start_time).copied()
-        }
-    }
+    let before = vms.iter().filter(|vm| vm.start_time <= kernel.start_time);
+    before.max_by_key(|vm| vm.start_time).copied()
+}
+
+/// The time from a VM's timer thread to another one of that name which cannot be the VM's, clock ticks of 10 ms.
+const TIMERS_APART: u64 = 6_000;
+
+/// The timer of a VM among threads that have its number. Any process that may use KVM can make a timer, and can have
+/// this number in a PID namespace of its own. A VM has one timer, which its monitor creates when it starts: the first.
+/// With another one soon after, either may be the VM's, and none is taken.
+fn timer_of_vm(mut timers: Vec<Stat>) -> Option<Stat> {
+    timers.sort_by_key(|timer| timer.start_time);
+    let mut timers = timers.into_iter();
+    let first = timers.next()?;
+    let is_sole = timers.next().is_none_or(|next| next.start_time - first.start_time >= TIMERS_APART);
+    is_sole.then_some(first)
 }
 
 /// How many processes of a container are checked for their parent. The process that the monitor started is among the

@@ -2,7 +2,7 @@
 //!
 //! In: their numbers, and the last discovery. Out: the real-time tenants among them, for [`Discovery::take_in`]. What
 //! such a look does not tell is left to the next whole discovery: bulk tenants, network interfaces, problems, VMs that
-//! libvirt is starting, and VMs whose vCPUs have no names.
+//! libvirt is starting, VMs whose vCPUs have no names, and KVM's timer threads.
 
 use std::collections::BTreeSet;
 
@@ -66,7 +66,7 @@ fn with_context(sources: &Sources, known: &Discovery, pids: &BTreeSet<i32>) -> B
     for pid in pids {
         let Some(stat) = sources.read(*pid, "stat").and_then(|text| proc::parse_stat(&text)) else { continue };
         if stat.is_kthread() {
-            let works_for = |vm: &&Tenant| is_for(sources, vm, &stat);
+            let works_for = |vm: &&Tenant| is_for(vm, &stat);
             all.extend(vms().filter(works_for).map(|vm| vm.process.pid));
             continue;
         }
@@ -86,9 +86,9 @@ fn with_context(sources: &Sources, known: &Discovery, pids: &BTreeSet<i32>) -> B
 }
 
 /// Whether a kernel thread works for a VM, by its name.
-fn is_for(sources: &Sources, vm: &Tenant, kernel: &Stat) -> bool {
+fn is_for(vm: &Tenant, kernel: &Stat) -> bool {
     match vmm::kernel_thread(&kernel.comm) {
-        Some((ThreadRole::KvmPit, number)) => sources.inner_process(vm.process.pid) == number,
+        Some((ThreadRole::KvmPit, _)) => false,
         Some((_, number)) => vm.process.pid == number || vm.threads.iter().any(|thread| thread.id.tid == number),
         None => false,
     }
