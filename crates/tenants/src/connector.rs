@@ -7,7 +7,7 @@
 //! up, all events except: programs that start (exec); threads that are created, renamed or ended in a followed process;
 //! children of a followed process; and new kernel threads. The filter costs a few compares per event.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -17,6 +17,8 @@ use netlink_sys::protocols::NETLINK_CONNECTOR;
 use netlink_sys::{Socket, SocketAddr};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
+
+use crate::budget::Account;
 
 const CN_IDX_PROC: u32 = 1;
 const CN_VAL_PROC: u32 = 1;
@@ -35,7 +37,7 @@ const DATA_AT: usize = EVENT_AT + 16;
 const KTHREADD: u32 = 2;
 
 /// Classic BPF jumps reach 255 instructions. With more processes than this, the filter passes every event.
-const FOLLOWED_MAX: usize = 240;
+pub(crate) const FOLLOWED_MAX: usize = 240;
 
 /// Receive buffer, bytes: about 1,300 events.
 const RECEIVE_BUFFER: libc::c_int = 1 << 20;
@@ -84,6 +86,23 @@ pub fn parse(message: &[u8]) -> Option<Event> {
         PROC_EVENT_EXIT => Event::Exit { tid: number(0)?, pid: number(1)? },
         _ => return None,
     })
+}
+
+/// The processes to follow: those of real-time tenants, then of each other account as many as of the next, while the
+/// filter has room. So only the tenants that the administrator calls real-time can have it pass every event.
+pub(crate) fn followed(rt: BTreeSet<i32>, others: &BTreeMap<Account, BTreeSet<i32>>) -> BTreeSet<i32> {
+    let mut followed = rt;
+    let mut others: Vec<_> = others.values().map(|processes| processes.iter().copied()).collect();
+    while !others.is_empty() && followed.len() < FOLLOWED_MAX {
+        others.retain_mut(|processes| match processes.next() {
+            Some(process) if followed.len() < FOLLOWED_MAX => {
+                followed.insert(process);
+                true
+            }
+            _ => false,
+        });
+    }
+    followed
 }
 
 /// A subscription to process events.
@@ -331,6 +350,25 @@ mod tests {
         }
         let many = filter(&(1..1000).collect());
         assert!(run(&many, &message(PROC_EVENT_EXIT, [5, 5, 0, 0])), "too many to compare: all pass");
+    }
+
+    #[test]
+    fn many_vms_of_one_user_have_the_filter_pass_no_strangers_events() {
+        let rt = BTreeSet::from([1_000_000]);
+        let others = [(Account::User(0), (1..=9).collect()), (Account::User(1000), (100..400).collect())];
+        let chosen = followed(rt.clone(), &others.into());
+        assert_eq!(chosen.len(), FOLLOWED_MAX);
+        let program = filter(&chosen);
+        let keeps = |pid| run(&program, &message(PROC_EVENT_FORK, [pid, pid, 900, 900]));
+        assert!(!keeps(5000), "a stranger's");
+        assert!(keeps(1_000_000) && (1..=9).all(keeps) && (100..300).all(keeps));
+        // Two users with many share what is left.
+        let many = |user, first: i32| (Account::User(user), (first..first + 300).collect());
+        let chosen = followed(rt, &[many(1, 1000), many(2, 2000)].into());
+        let of = |first| chosen.range(first..first + 300).count();
+        assert_eq!((of(1000), of(2000), chosen.len()), (120, 119, FOLLOWED_MAX));
+        // The administrator's choice is followed whole.
+        assert_eq!(followed((1..=300).collect(), &[many(1, 1000)].into()), (1..=300).collect());
     }
 
     #[test]

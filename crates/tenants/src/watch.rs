@@ -35,7 +35,7 @@ use rustix::time::{
 
 use crate::budget::{Account, Item, limits};
 use crate::class::{Class, Policy};
-use crate::connector::{Connector, Event};
+use crate::connector::{self, Connector, Event};
 use crate::container;
 use crate::container::ancestors;
 use crate::discover::Discovery;
@@ -45,7 +45,7 @@ use crate::model::{Kind, Tenant, TenantThread, ThreadRole};
 use crate::problem::{Problem, ProblemKind};
 use crate::proc;
 use crate::remedy;
-use crate::rules::Rules;
+use crate::rules::{Namer, Rules};
 use crate::turns::Turns;
 use crate::vmm::{self, Vmm};
 
@@ -124,6 +124,8 @@ pub struct Watcher {
     libvirt: PathBuf,
     /// Whether `libvirt` itself is watched, and not a directory above it.
     libvirt_there: bool,
+    /// Why not all processes of tenants are followed.
+    unfollowed: Option<String>,
     followed: BTreeSet<i32>,
     /// The followed processes of real-time tenants, and the account of each.
     rt: BTreeMap<i32, Account>,
@@ -175,6 +177,7 @@ impl Watcher {
             proc: sources.proc.clone(),
             libvirt: sources.libvirt.clone(),
             libvirt_there: false,
+            unfollowed: None,
             followed: BTreeSet::new(),
             rt: BTreeMap::new(),
             named: BTreeMap::new(),
@@ -199,7 +202,7 @@ impl Watcher {
 
     /// Why some changes are found only by rescans, if so. A reason may also come later.
     pub fn rescan_reasons(&self) -> impl Iterator<Item = &str> {
-        [&self.rescan_reason, &self.unwatched].into_iter().flatten().map(String::as_str)
+        [&self.rescan_reason, &self.unwatched, &self.unfollowed].into_iter().flatten().map(String::as_str)
     }
 
     /// Sets the result and the rules of the last discovery, which define the processes to follow. Call it after every
@@ -213,17 +216,38 @@ impl Watcher {
         let matters = |kind: Kind, class: Class| kind != Kind::Container || class != Class::Bulk;
         let (followed, ignored): (Vec<_>, Vec<_>) =
             found.tenants.iter().partition(|tenant| matters(tenant.kind, tenant.class));
-        let threads = followed.iter().flat_map(|tenant| &tenant.threads);
-        let processes: BTreeSet<i32> =
-            threads.map(|thread| thread.id.pid).chain(followed.iter().map(|tenant| tenant.process.pid)).collect();
         let is_rt = |tenant: &&&Tenant| tenant.class != Class::Bulk;
         let account =
             |tenant: &Tenant| Account::Container(tenant.cgroup.clone().unwrap_or_else(|| tenant.name.clone()));
+        let processes_of = |tenant: &Tenant| {
+            let threads = tenant.threads.iter().map(|thread| thread.id.pid);
+            threads.chain([tenant.process.pid]).collect::<BTreeSet<i32>>()
+        };
         let of = |tenant: &&Tenant| {
-            let (account, threads) = (account(tenant), tenant.threads.iter().map(|thread| thread.id.pid));
-            threads.chain([tenant.process.pid]).map(move |pid| (pid, account.clone())).collect::<Vec<_>>()
+            let account = account(tenant);
+            processes_of(tenant).into_iter().map(move |pid| (pid, account.clone())).collect::<Vec<_>>()
         };
         self.rt = followed.iter().filter(is_rt).flat_map(of).collect();
+        let mut others: BTreeMap<Account, BTreeSet<i32>> = BTreeMap::new();
+        for tenant in followed.iter().filter(|tenant| !is_rt(tenant)) {
+            let by = match tenant.namer {
+                Namer::User(_) => Account::User(tenant.owner),
+                Namer::Container => account(tenant),
+            };
+            others.entry(by).or_default().extend(processes_of(tenant));
+        }
+        let processes = connector::followed(self.rt.keys().copied().collect(), &others);
+        let is_left_out = |pid: &i32| !processes.contains(pid);
+        // The text has no number that differs from pass to pass: each new text is logged.
+        let has_room = !others.values().flatten().any(is_left_out);
+        self.unfollowed = (self.connector.is_some() && !has_room).then(|| {
+            format!(
+                "bulk VMs have more processes than the kernel's filter of process events takes (with those of \
+                 real-time tenants {}), so changes in some of them are noticed every {RESCAN:?}; stop VMs that are \
+                 not needed",
+                connector::FOLLOWED_MAX
+            )
+        });
         self.named = followed.iter().filter_map(|tenant| Some((tenant.process.pid, self.named(tenant)?))).collect();
         self.bulk_cgroups = ignored.iter().filter_map(|tenant| tenant.cgroup.clone()).collect();
         let mut unheard = false;

@@ -1,6 +1,8 @@
 use super::*;
 use crate::common;
 use crate::discover;
+use crate::testing::tenant;
+use crate::thread::ThreadId;
 
 fn event(pid: i32, tid: i32) -> [Event; 3] {
     [Event::Fork { parent: pid, child: pid, tid }, Event::Comm { pid, tid }, Event::Exit { pid, tid }]
@@ -216,4 +218,25 @@ fn no_process_chooses_whose_turn_it_takes() {
     assert_eq!(watcher.account(2000), Account::User(1000), "its user number does not matter");
     let Account::Container(cgroup) = watcher.account(1000) else { panic!() };
     assert_eq!(cgroup, format!("/docker/{:064x}", 1000));
+}
+
+#[test]
+fn processes_for_which_the_filter_has_no_room_are_told_in_one_text() {
+    let host = common::Host::new();
+    let mut watcher = Watcher::new(&host.sources()).unwrap();
+    if watcher.connector.is_none() {
+        println!("SKIPPED: no process events");
+        return;
+    }
+    let vms = |count: i32| {
+        let vm = |pid| Tenant { process: ThreadId { pid, tid: pid, start_time: 1 }, ..tenant("vm", Class::Bulk) };
+        Discovery { tenants: (1_000_000..1_000_000 + count).map(vm).collect(), ..Discovery::default() }
+    };
+    let mut told = BTreeSet::new();
+    for (count, reasons) in [(240, 0), (241, 1), (300, 1), (240, 0)] {
+        watcher.follow(&vms(count), &Rules::default()).unwrap();
+        assert_eq!((watcher.followed.len(), watcher.rescan_reasons().count()), (240, reasons), "{count}");
+        told.extend(watcher.rescan_reasons().map(str::to_owned));
+    }
+    assert_eq!(told.len(), 1, "{told:?}");
 }
