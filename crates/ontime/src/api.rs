@@ -386,7 +386,7 @@ pub(crate) struct ReserveRequest {
     /// Its tenants.
     #[serde(rename = "for")]
     pub reserved_for: ReservedFor,
-    /// CPU time in each period, us, 1 to the period; without it and the period, only the class is given.
+    /// CPU time in each period, us, 1 to the period. Only root may leave out it and the period, for a class alone.
     #[serde(default)]
     pub budget_us: Option<u64>,
     /// The period, us, 500 to 1000000.

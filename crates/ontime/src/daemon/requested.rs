@@ -322,6 +322,14 @@ impl Requested {
                 "users beside root may not reserve for {reserved_for}; add it to `reservations.for` in daemon.toml"
             )));
         }
+        // Such a class has the default cap, on each thread and CPU, beside `reservations.cpus-per-user`.
+        if uid != 0 && ppm(request).is_none() {
+            return Err(Unreserved::Forbidden(
+                "users beside root may not request a class without reserved CPU time; give budget_us and period_us, \
+                 or have root request the class"
+                    .to_owned(),
+            ));
+        }
         let step = self.step(name, request);
         if step != Step::Renew {
             self.within_limits(name, request, uid, config)?;
@@ -744,11 +752,30 @@ mod tests {
         assert!(matches!(all.within_limits("b", &large(1), 0, &config), Err(Unreserved::TooMany(_))));
     }
 
+    /// Its threads would have the default cap, each of them and on every CPU.
+    #[test]
+    fn users_request_no_class_without_reserved_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = empty(&dir);
+        let config = DaemonConfig { reservable: vec!["cgroup:/rt.slice/x".to_owned()], ..config() };
+        let class = request(r#"{"for": {"cgroup": "/rt.slice/x"}, "level": 0, "lease_seconds": 86400}"#).unwrap();
+        let timed = api::ReserveRequest { budget_us: Some(100), period_us: Some(10_000), ..class.clone() };
+        for _ in 0..2 {
+            let Err(Unreserved::Forbidden(why)) = all.judge("a", &class, Some(7), &config) else { panic!() };
+            assert!(why.contains("budget_us"), "{why}");
+            // What an earlier daemon has stored is not renewed.
+            all.put("a", class.clone(), 7, START).unwrap();
+        }
+        assert_eq!(all.judge("a", &timed, Some(7), &config), Ok((7, Step::Change)));
+        assert_eq!(all.judge("a", &class, Some(0), &config), Ok((0, Step::Renew)));
+    }
+
     #[test]
     fn users_reserve_only_for_what_the_administrator_lists() {
         let dir = tempfile::tempdir().unwrap();
         let mut all = empty(&dir);
-        let of = |text: &str| request(&format!(r#"{{"for": {text}, "lease_seconds": 60}}"#)).unwrap();
+        let rest = r#""budget_us": 100, "period_us": 10000, "lease_seconds": 60"#;
+        let of = |text: &str| request(&format!(r#"{{"for": {text}, {rest}}}"#)).unwrap();
         let judge = |all: &Requested, text: &str, uid: u32, config: &DaemonConfig| {
             all.judge("a", &of(text), Some(uid), config).map(|(_, step)| step)
         };
