@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ontime_tenants::ConfigError;
 use ontime_tenants::config::{self, Text};
+use ontime_tenants::container::share_a_machine_name;
 use ontime_tenants::users;
 use serde::Deserialize;
 use toml::Spanned;
@@ -98,9 +99,10 @@ pub fn load(directory: &Path, name: &str) -> Result<Option<Vm>, ConfigError> {
 /// Reads the configuration of every VM, by name, from the files in `directory`.
 ///
 /// # Errors
-/// [`ConfigError`] for a file that cannot be read or has an invalid value, or for a second table of a VM.
+/// [`ConfigError`] for a file that cannot be read or has an invalid value, for a second table of a VM, or for the
+/// tables of two VMs that libvirt's cgroups do not tell from each other.
 pub fn load_all(directory: &Path) -> Result<BTreeMap<String, Vm>, ConfigError> {
-    let mut found = BTreeMap::new();
+    let mut found: BTreeMap<String, Vm> = BTreeMap::new();
     for path in config::files(directory, "sockets")? {
         let text = Text::read(&path)?;
         for (vm, entry) in parse(&text)? {
@@ -108,6 +110,19 @@ pub fn load_all(directory: &Path) -> Result<BTreeMap<String, Vm>, ConfigError> {
             let vm = vm.into_inner();
             if found.contains_key(&vm) {
                 return Err(text.error(&span, format!("a second table for VM {vm}; keep one of them")));
+            }
+            let has_own_user = |other: &Vm| {
+                let users = [entry.qemu_user, other.qemu_user];
+                users.iter().all(Option::is_some) && entry.qemu_user != other.qemu_user
+            };
+            let is_like = |(name, other): &(&String, &Vm)| share_a_machine_name(name, &vm) && !has_own_user(other);
+            if let Some((other, _)) = found.iter().find(is_like) {
+                let what = format!(
+                    "VM {vm} and VM {other} may have one name in libvirt's cgroups, which keep letters, digits, `.` \
+                     and `-` only, so a QEMU of one could take the devices of the other; rename one of them, or run \
+                     each QEMU as a user of its own and name both users as qemu-user"
+                );
+                return Err(text.error(&span, what));
             }
             found.insert(vm, entry);
         }
@@ -279,6 +294,20 @@ mod tests {
             let error = read(text, "a").unwrap_err();
             assert!(error.contains(at) && error.contains(word), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn vms_that_libvirts_cgroups_do_not_tell_apart_have_users_of_their_own() {
+        let long = "x".repeat(50);
+        for (one, other) in [("a_b", "ab"), ("a.", "a"), (&format!("{long}1"), &format!("{long}2"))] {
+            let text = |first: &str, second: &str| format!("[vm.\"{one}\"]\n{first}[vm.\"{other}\"]\n{second}");
+            for (first, second) in [("", ""), ("qemu-user = 1\n", ""), ("qemu-user = 1\n", "qemu-user = 1\n")] {
+                let error = read(&text(first, second), "b").unwrap_err();
+                assert!(error.contains(one) && error.contains(other) && error.contains("qemu-user"), "{error}");
+            }
+            assert_eq!(read(&text("qemu-user = 1\n", "qemu-user = 2\n"), "b"), Ok(None));
+        }
+        assert_eq!(read("[vm.a-b]\n[vm.ab]\n[vm.a1]\n", "b"), Ok(None));
     }
 
     #[test]

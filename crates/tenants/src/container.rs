@@ -419,6 +419,15 @@ pub fn other_libvirt_vm(path: &str, vm: &str) -> Option<String> {
 /// libvirt cuts names of machines (`qemu-NUMBER-NAME`) at 64 characters, and drops separators at the end.
 const CUT: usize = 62;
 
+/// Whether libvirt may give VMs of these names one name in their cgroups, beside a number.
+pub fn share_a_machine_name(one: &str, other: &str) -> bool {
+    let kept = |vm: &str| machine_name(vm).chars().take(KEPT).collect::<String>();
+    kept(one) == kept(other)
+}
+
+/// The characters of a name that libvirt keeps whatever the number is.
+const KEPT: usize = CUT - "qemu-4294967295-".len();
+
 /// A VM's name in its machine's name (`virDomainMachineNameAppendValid`).
 fn machine_name(vm: &str) -> String {
     let mut name = String::new();
