@@ -18,8 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -41,6 +42,8 @@ type classReservation struct {
 	Level        int    `json:"level"`
 	LeaseSeconds int64  `json:"lease_seconds"`
 	Owner        string `json:"owner"`
+	// of has the pod.
+	of *followed
 }
 
 // classes gives pods of this node class rt by their label. Who may write the label in the allowed namespaces is the
@@ -56,6 +59,8 @@ type classes struct {
 	changed chan struct{}
 	// given is the level of each reservation that was made, and when.
 	given map[string]givenClass
+	// unread are the namespaces that were left out at the last look.
+	unread map[*followed]bool
 	// reserving says of each pod with claims whether one of them reserves CPU time.
 	reserving map[types.UID]bool
 }
@@ -63,6 +68,7 @@ type classes struct {
 type givenClass struct {
 	level int
 	at    time.Time
+	of    *followed
 }
 
 // followed is a namespace of which the labelled pods are read.
@@ -70,18 +76,54 @@ type followed struct {
 	name   string
 	pods   corelisters.PodLister
 	synced cache.InformerSynced
-	// forbidden is set when the API server refuses to show the pods.
+	// forbidden says whether the API server refused to show the pods when it was asked last.
 	forbidden atomic.Bool
+}
+
+// isUnread says whether it is not known which pods there are.
+func (namespace *followed) isUnread() bool {
+	return namespace.forbidden.Load() || !namespace.synced()
+}
+
+// podsOf reads the labelled pods of a node, and notes whether the API server refuses that: a RoleBinding may be removed
+// and come back at any time. `changed` is called when that changes.
+func (namespace *followed) podsOf(client kubernetes.Interface, node string, changed func(any)) cache.ListerWatcher {
+	ofNode := func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+		options.LabelSelector = levelLabel
+	}
+	note := func(ctx context.Context, err error) {
+		forbidden := apierrors.IsForbidden(err)
+		if err != nil && !forbidden || namespace.forbidden.Swap(forbidden) == forbidden {
+			return
+		}
+		if forbidden {
+			klog.FromContext(ctx).Error(err, "No pod of this namespace gets a class by its label: bind ClusterRole "+
+				"ontime-pods there, or take the namespace out of --class-namespaces", "namespace", namespace.name)
+		}
+		changed(nil)
+	}
+	pods := client.CoreV1().Pods(namespace.name)
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			ofNode(&options)
+			list, err := pods.List(ctx, options)
+			note(ctx, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			ofNode(&options)
+			watching, err := pods.Watch(ctx, options)
+			note(ctx, err)
+			return watching, err
+		},
+	}, client)
 }
 
 // watchClasses follows the labelled pods of a node in these namespaces until the context ends. It reads no other pods,
 // so that a RoleBinding in each namespace suffices. `warn` tells of namespaces without one.
 func watchClasses(ctx context.Context, client kubernetes.Interface, node string, namespaces []string,
 	daemon *daemonClient, lease, interval time.Duration, warn func(*told, warning)) error {
-	ofNode := informers.WithTweakListOptions(func(options *metav1.ListOptions) {
-		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-		options.LabelSelector = levelLabel
-	})
 	classes := newClasses(client, daemon, lease)
 	notify := func(any) {
 		select {
@@ -93,24 +135,14 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 		UpdateFunc: func(_, changed any) { notify(changed) }}
 	for _, namespace := range namespaces {
 		followed := &followed{name: namespace}
-		unread := func(ctx context.Context, reflector *cache.Reflector, err error) {
-			cache.DefaultWatchErrorHandler(ctx, reflector, err)
-			if apierrors.IsForbidden(err) {
-				klog.FromContext(ctx).Error(err, "No pod of this namespace gets a class by its label: bind ClusterRole "+
-					"ontime-pods there, or take the namespace out of --class-namespaces", "namespace", namespace)
-				followed.forbidden.Store(true)
-				notify(nil)
-			}
-		}
-		factory := informers.NewSharedInformerFactoryWithOptions(client, 0, ofNode, informers.WithNamespace(namespace))
-		pods := factory.Core().V1().Pods()
-		_, err := pods.Informer().AddEventHandler(handler)
-		if err = errors.Join(err, pods.Informer().SetWatchErrorHandlerWithContext(unread)); err != nil {
+		pods := cache.NewSharedIndexInformer(followed.podsOf(client, node, notify), &corev1.Pod{}, 0,
+			cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		if _, err := pods.AddEventHandler(handler); err != nil {
 			return fmt.Errorf("follow the pods of node %s: %w", node, err)
 		}
-		followed.pods, followed.synced = pods.Lister(), pods.Informer().HasSynced
+		followed.pods, followed.synced = corelisters.NewPodLister(pods.GetIndexer()), pods.HasSynced
 		classes.namespaces = append(classes.namespaces, followed)
-		factory.Start(ctx.Done())
+		go pods.RunWithContext(ctx)
 	}
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -132,7 +164,7 @@ func watchClasses(ctx context.Context, client kubernetes.Interface, node string,
 func (classes *classes) warning(node string) warning {
 	var names []string
 	for _, namespace := range classes.namespaces {
-		if namespace.forbidden.Load() && !namespace.synced() {
+		if namespace.forbidden.Load() {
 			names = append(names, namespace.name)
 		}
 	}
@@ -145,9 +177,13 @@ func (classes *classes) warning(node string) warning {
 		levelLabel, node, strings.Join(names, ", "))}
 }
 
-// areKnown says whether the pods of all namespaces have been read.
-func (classes *classes) areKnown() bool {
-	return !slices.ContainsFunc(classes.namespaces, func(namespace *followed) bool { return !namespace.synced() })
+// mayEnd says whether a pod that is not wanted is known to be gone: the pods of its namespace have been read, or of all,
+// where an earlier driver gave it its class.
+func (classes *classes) mayEnd(name string) bool {
+	if given, remembered := classes.given[name]; remembered {
+		return !classes.unread[given.of]
+	}
+	return len(classes.unread) == 0
 }
 
 func newClasses(client kubernetes.Interface, daemon *daemonClient, lease time.Duration) *classes {
@@ -157,8 +193,6 @@ func newClasses(client kubernetes.Interface, daemon *daemonClient, lease time.Du
 
 // look makes the daemon's list what the pods' labels say.
 func (classes *classes) look(ctx context.Context) error {
-	// What is not known yet must not be given back.
-	areKnown := classes.areKnown()
 	wanted, problem := classes.wanted(ctx)
 	state, err := classes.daemon.state(ctx)
 	if err != nil {
@@ -172,11 +206,14 @@ func (classes *classes) look(ctx context.Context) error {
 		}
 	}
 	for name := range known {
-		if _, still := wanted[name]; !still && areKnown {
+		if _, still := wanted[name]; !still && classes.mayEnd(name) {
 			problems = append(problems, classes.daemon.release(ctx, name))
 		}
 	}
-	maps.DeleteFunc(classes.given, func(name string, _ givenClass) bool { _, still := wanted[name]; return !still })
+	maps.DeleteFunc(classes.given, func(name string, _ givenClass) bool {
+		_, still := wanted[name]
+		return !still && classes.mayEnd(name)
+	})
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		reservation := wanted[name]
 		if reservation == nil {
@@ -190,7 +227,7 @@ func (classes *classes) look(ctx context.Context) error {
 			problems = append(problems, fmt.Errorf("pod %s: %w", reservation.For.Pod, err))
 			continue
 		}
-		classes.given[name] = givenClass{level: reservation.Level, at: time.Now()}
+		classes.given[name] = givenClass{level: reservation.Level, at: time.Now(), of: reservation.of}
 	}
 	return errors.Join(problems...)
 }
@@ -200,8 +237,11 @@ func (classes *classes) look(ctx context.Context) error {
 func (classes *classes) wanted(ctx context.Context) (map[string]*classReservation, error) {
 	wanted, reserving := map[string]*classReservation{}, map[types.UID]bool{}
 	var problems []error
+	classes.unread = map[*followed]bool{}
 	for _, namespace := range classes.namespaces {
-		if !namespace.synced() {
+		if namespace.isUnread() {
+			// What is not known must not be given back.
+			classes.unread[namespace] = true
 			continue
 		}
 		pods, err := namespace.pods.List(labels.Everything())
@@ -233,6 +273,7 @@ func (classes *classes) wanted(ctx context.Context) (map[string]*classReservatio
 				problems = append(problems, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 				continue
 			}
+			reservation.of = namespace
 			wanted[name] = reservation
 		}
 	}

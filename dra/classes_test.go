@@ -191,7 +191,8 @@ func TestOnlyPodsOfListedNamespacesAreRead(t *testing.T) {
 	}
 }
 
-// A namespace without a RoleBinding takes nothing from the pods of others. Until its pods are read, none loses a class.
+// A namespace without a RoleBinding takes nothing from the pods of others. Until its pods are read, none of them loses a
+// class. A RoleBinding may also be removed later, and come back.
 func TestANamespaceThatIsNotReadIsToldAndTheOthersKeepTheirs(t *testing.T) {
 	memory, socket := remember(t, map[string]bool{"class-gone-uid": true, "class-b-uid": true})
 	api := fake.NewClientset(labelled("plant", "a", "0"), labelled("cell", "b", "1"))
@@ -204,12 +205,20 @@ func TestANamespaceThatIsNotReadIsToldAndTheOthersKeepTheirs(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no RoleBinding"))
 	}
 	api.PrependReactor("list", "pods", refuses)
-	api.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
-		done, _, err := refuses(action)
-		return done, nil, err
-	})
 	var mutex sync.Mutex
 	var said warning
+	// The last watch of the namespace.
+	var watching *watch.FakeWatcher
+	api.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		done, _, err := refuses(action)
+		if done || action.GetNamespace() != "cell" {
+			return done, nil, err
+		}
+		mutex.Lock()
+		defer mutex.Unlock()
+		watching = watch.NewFake()
+		return true, watching, nil
+	})
 	go func() {
 		_ = watchClasses(t.Context(), api, testNode, []string{"plant", "cell"}, newDaemonClient(socket), time.Minute,
 			time.Millisecond, func(_ *told, now warning) {
@@ -238,6 +247,30 @@ func TestANamespaceThatIsNotReadIsToldAndTheOthersKeepTheirs(t *testing.T) {
 	until(podsUnread, "[class-a-uid class-b-uid class-gone-uid]")
 	forbids.Store(false)
 	until("", "[class-a-uid class-b-uid]")
+
+	isWatched := func() bool {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return watching != nil
+	}
+	for end := time.Now().Add(daemontest.Patience); !isWatched(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the pods are not watched")
+		}
+	}
+	forbids.Store(true)
+	mutex.Lock()
+	watching.Stop()
+	mutex.Unlock()
+	until(podsUnread, "[class-a-uid class-b-uid]")
+	// The pod of the other namespace ends, and so does this one's lease, which nobody renews.
+	ok(t, api.CoreV1().Pods("plant").Delete(t.Context(), "a", metav1.DeleteOptions{}))
+	memory.mutex.Lock()
+	delete(memory.held, "class-b-uid")
+	memory.mutex.Unlock()
+	until(podsUnread, "[]")
+	forbids.Store(false)
+	until("", "[class-b-uid]")
 }
 
 // A pod may end after its daemon has forgotten what it had.
