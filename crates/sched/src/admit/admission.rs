@@ -130,10 +130,12 @@ fn admit_by<'a>(
             Entry::Leased(lease, tenants) => {
                 let mut admit = |wanted: Result<Wanted<'_>, String>| -> Result<Option<String>, String> {
                     let wanted = wanted?;
-                    let why = wanted.why.clone();
+                    let (why, left_out) = (wanted.why.clone(), wanted.left_out.clone());
                     if !all_admitted {
                         admit_whole(&mut reservations, wanted)?;
                     }
+                    let tenant = format!("reservation {}", lease.name);
+                    reservations.refused.extend(left_out.map(|why| Refused { tenant, why }));
                     Ok(why)
                 };
                 // What does not fit with its vCPUs on their CPUs, or with their pacers' time, may fit without them.

@@ -415,7 +415,6 @@ fn a_tenant_that_cannot_have_its_lease_does_not_lose_the_bandwidth() {
         (vec![leased_vm("a", 10, 1, "7", "l")], false, "none of which is for reservations"),
         (vec![leased_vm("a", 10, 1, "", "l")], false, "vCPU 0 may run could not be read"),
         (vec![scheduled], false, "<vcpusched>"),
-        (vec![leased_vm("a", 10, 1, "0", "l"), leased_vm("b", 20, 1, "0", "l")], false, "another VM has"),
         (vec![leased_vm("both", 10, 1, "0-1", "l")], false, "remove one of the two"),
     ] {
         config.leases = vec![lease("l", 300, 1, pinned.then_some(&[1][..]), true)];
@@ -635,6 +634,31 @@ fn beside_leases_the_cap_watchers_time_is_kept() {
         admit(&config, &[], &online(1), &Reservations::default(), &Asks::new()).refused.len()
     };
     assert_eq!((refused(699_980), refused(700_010)), (0, 1));
+}
+
+/// Several tenants may have VMs in a cgroup that a lease is for.
+#[test]
+fn a_vm_that_cannot_have_a_part_of_a_lease_takes_none_from_another() {
+    let mut config = config(&[]);
+    config.leases = vec![lease("l", 300, 2, None, true)];
+    let old = leased_vm("old", 10, 1, "0-1", "l");
+    let mut scheduled = leased_vm("scheduled", 5, 2, "0-1", "l");
+    scheduled.threads[0].libvirt.sched = Some(Policy::Fifo(1));
+    let mut second = leased_vm("second", 30, 2, "0-1", "l");
+    second.threads.remove(0);
+    let before = admit(&config, std::slice::from_ref(&old), &online(2), &Reservations::default(), &Asks::new());
+    for before in [&Reservations::default(), &before] {
+        let new = leased_vm("new", 20, 1, "0-1", "l");
+        let tenants = [new, second.clone(), scheduled.clone(), old.clone()];
+        let after = admit(&config, &tenants, &online(2), before, &Asks::new());
+        assert_eq!((admitted_vcpus(&after), states(&after)), (vec![("old", 0), ("second", 1)], vec![("l", true, "")]));
+        let [Refused { tenant, why }] = after.refused.as_slice() else { panic!("{after:?}") };
+        assert!(tenant == "reservation l" && why.contains("new: another VM has"), "{why}");
+        assert!(why.contains("scheduled: "), "{why}");
+    }
+    // One that has its part keeps it from an older one that comes later.
+    let older = leased_vm("older", 5, 1, "0-1", "l");
+    assert_eq!(admitted_vcpus(&admit(&config, &[older, old], &online(2), &before, &Asks::new())), [("old", 0)]);
 }
 
 /// An earlier version, or a higher `cap.cpu-share`, left the watcher and others less.

@@ -19,6 +19,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) kept: Vec<Kept>,
     /// Why the tenants of a lease do not have what is kept.
     pub(crate) why: Option<String>,
+    /// Why some of its tenants have nothing of it, while others do.
+    pub(crate) left_out: Option<String>,
     /// What must have the pacers' time; nothing where they take no more than before.
     pub(crate) sources: &'static [Source],
     /// Whether the lease has a vCPU that was not paced before, or with another period, or on another CPU.

@@ -11,8 +11,8 @@ use crate::admit::reservations::Kept;
 use crate::config::SchedConfig;
 use crate::lease::Lease;
 
-/// The vCPUs of these tenants that get a part, and what is kept. If a vCPU cannot have its part, none has one, and all
-/// is kept.
+/// The vCPUs of these tenants that get a part, and what is kept. If a vCPU cannot have its part, no vCPU of its tenant
+/// has one. Tenants that have a part already come first, then those that run for the longest.
 ///
 /// # Errors
 /// A CPU of the lease is not one for reservations.
@@ -25,9 +25,21 @@ pub(crate) fn leased<'a>(
 ) -> Result<Wanted<'a>, String> {
     let homes = homes(lease, cpus)?;
     let mut wanted = Wanted::default();
-    match candidates(config, lease, tenants, cpus, &homes, held) {
-        Ok(candidates) => wanted.candidates = candidates,
-        Err(why) => wanted.why = Some(why),
+    let has_part = |tenant: &Tenant| tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
+    let mut tenants = tenants.to_vec();
+    tenants.sort_by_key(|tenant| (!has_part(tenant), tenant.process.start_time, tenant.process.pid));
+    let mut left_out = Vec::new();
+    for tenant in tenants {
+        match candidates(config, lease, tenant, cpus, &homes, held, &wanted.candidates) {
+            Ok(more) => wanted.candidates.extend(more),
+            Err(why) => left_out.push(format!("{}: {why}", tenant.name)),
+        }
+    }
+    let why = (!left_out.is_empty()).then(|| left_out.join("; "));
+    if wanted.candidates.is_empty() {
+        wanted.why = why;
+    } else {
+        wanted.left_out = why;
     }
     let kept = |(number, cpu): (u32, &Option<u32>)| {
         let has_thread = wanted.candidates.iter().any(|one| one.vcpu == number);
@@ -65,44 +77,43 @@ fn homes(lease: &Lease, cpus: &[u32]) -> Result<Vec<Option<u32>>, String> {
     }
 }
 
+/// The vCPUs of a tenant beside those of `others`.
 fn candidates<'a>(
     config: &SchedConfig,
     lease: &Lease,
-    tenants: &[&'a Tenant],
+    tenant: &'a Tenant,
     cpus: &[u32],
     homes: &[Option<u32>],
     held: &BTreeMap<ThreadId, Had>,
+    others: &[Candidate<'a>],
 ) -> Result<Vec<Candidate<'a>>, String> {
+    if config.names(&tenant.name) {
+        return Err("sched.toml has a [[reservation]] for it too; remove one of the two".to_owned());
+    }
     let mut candidates: Vec<Candidate<'a>> = Vec::new();
-    for tenant in tenants.iter().copied() {
-        let of = |what: String| format!("{}: {what}", tenant.name);
-        if config.names(&tenant.name) {
-            return Err(of("sched.toml has a [[reservation]] for it too; remove one of the two".to_owned()));
+    for thread in &tenant.threads {
+        let ThreadRole::Vcpu(number) = thread.role else { continue };
+        let Some(home) = homes.get(number as usize) else { continue };
+        if others.iter().chain(&candidates).any(|one| one.vcpu == number) {
+            return Err("another VM has the reservation; give each VM its own".to_owned());
         }
-        for thread in &tenant.threads {
-            let ThreadRole::Vcpu(number) = thread.role else { continue };
-            let Some(home) = homes.get(number as usize) else { continue };
-            if candidates.iter().any(|one| one.vcpu == number) {
-                return Err(of("another VM has the reservation; give each VM its own".to_owned()));
-            }
-            refuse_vcpusched(number, thread).map_err(of)?;
-            refuse_unpinned(config.backend, number, thread).map_err(of)?;
-            let affinity = allowed(number, thread, cpus, *home).map_err(of)?;
-            let had = held.get(&thread.id).and_then(|had| had.home);
-            candidates.push(Candidate {
-                tenant,
-                id: thread.id,
-                vcpu: number,
-                bandwidth: lease.bandwidth(),
-                period: lease.period,
-                guest: None,
-                page: None,
-                offer: None,
-                leased: true,
-                home: home.or_else(|| had.filter(|had| affinity.as_ref().is_some_and(|cpus| cpus.contains(had)))),
-                affinity,
-            });
-        }
+        refuse_vcpusched(number, thread)?;
+        refuse_unpinned(config.backend, number, thread)?;
+        let affinity = allowed(number, thread, cpus, *home)?;
+        let had = held.get(&thread.id).and_then(|had| had.home);
+        candidates.push(Candidate {
+            tenant,
+            id: thread.id,
+            vcpu: number,
+            bandwidth: lease.bandwidth(),
+            period: lease.period,
+            guest: None,
+            page: None,
+            offer: None,
+            leased: true,
+            home: home.or_else(|| had.filter(|had| affinity.as_ref().is_some_and(|cpus| cpus.contains(had)))),
+            affinity,
+        });
     }
     Ok(candidates)
 }
