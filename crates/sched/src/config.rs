@@ -8,8 +8,8 @@ use std::path::Path;
 
 use ontime_plan::dpwrap::SLICE_MIN;
 use ontime_plan::{Arrivals, Bandwidth, ModelError, Nanos, Rta, Vcpu};
-use ontime_tenants::CpuSet;
 use ontime_tenants::config::{self, ConfigError, Text, TextPosition};
+use ontime_tenants::{CpuSet, Namer, Tenant, users};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -32,6 +32,8 @@ const RESERVE_PPM: u64 = 50_000;
 pub struct Declared {
     /// The VM's name.
     pub name: String,
+    /// The user beside root whose VM it may be.
+    pub user: Option<u32>,
     /// CPU time in each period, slack included.
     pub budget: Nanos,
     /// 500 us to 1 s.
@@ -46,6 +48,14 @@ pub struct Declared {
     /// The shortest period that these tasks may request. A short period means short slices for all vCPUs.
     pub deadline_period: Nanos,
     place: TextPosition,
+}
+
+impl Declared {
+    /// Whether it is for this tenant: any user may give a VM any name.
+    pub(crate) fn is_for(&self, tenant: &Tenant) -> bool {
+        let by = [Some(0), self.user].into_iter().flatten().map(Namer::User);
+        self.name == tenant.name && by.into_iter().any(|by| by == tenant.namer)
+    }
 }
 
 /// The contents of all files.
@@ -97,12 +107,20 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Entry {
     name: String,
+    user: Option<Spanned<User>>,
     budget: Spanned<Nanos>,
     period: Spanned<Nanos>,
     slack: Option<Spanned<Nanos>>,
     vcpus: Option<Spanned<BTreeSet<u32>>>,
     deadlines: Option<Spanned<f64>>,
     deadline_period: Option<Spanned<Nanos>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a user's name or number")]
+enum User {
+    Number(u32),
+    Name(String),
 }
 
 impl SchedConfig {
@@ -159,6 +177,11 @@ impl SchedConfig {
         self.reservations.is_empty() && self.leases.is_empty()
     }
 
+    /// Whether a tenant has a reservation.
+    pub(crate) fn is_for(&self, tenant: &Tenant) -> bool {
+        self.reservations.iter().any(|declared| declared.is_for(tenant))
+    }
+
     /// Whether a tenant of this name has a reservation.
     pub(crate) fn names(&self, tenant: &str) -> bool {
         self.reservations.iter().any(|declared| declared.name == tenant)
@@ -166,7 +189,7 @@ impl SchedConfig {
 
     fn declared(&self, text: &Text, entry: &Spanned<Entry>, slack: Nanos) -> Result<Declared, ConfigError> {
         let refuse = |what: String| text.error(&entry.span(), what);
-        let Entry { name, budget, period, slack: own, vcpus, deadlines, deadline_period } = entry.get_ref();
+        let Entry { name, user, budget, period, slack: own, vcpus, deadlines, deadline_period } = entry.get_ref();
         let (period, period_at) = (*period.get_ref(), period.span());
         if !PERIODS.contains(&period) {
             let (least, most) = PERIODS.into_inner();
@@ -220,6 +243,7 @@ impl SchedConfig {
         let deadline_period = deadline_period.as_ref().map_or(usual, |period| *period.get_ref());
         Ok(Declared {
             name: name.clone(),
+            user: user.as_ref().map(|user| number_of(text, user)).transpose()?,
             budget: bandwidth.of(period),
             period,
             bandwidth,
@@ -228,6 +252,13 @@ impl SchedConfig {
             deadline_period,
             place: text.place(entry.span().start),
         })
+    }
+}
+
+fn number_of(text: &Text, user: &Spanned<User>) -> Result<u32, ConfigError> {
+    match user.get_ref() {
+        User::Number(number) => Ok(*number),
+        User::Name(name) => users::number_of(name).map_err(|why| text.error(&user.span(), why)),
     }
 }
 
@@ -322,6 +353,8 @@ mod tests {
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadlines = 1.5"), 6, "0.001 to 1"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\ndeadline-period = \"2us\""), 6, "deadline-period 2 us is not"),
             (one("budget = \"1ms\"\nperiod = \"10ms\"\nvcpu = [0]"), 6, "did you mean `vcpus`?"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\nuser = \"nobody here\""), 6, "not in /etc/passwd"),
+            (one("budget = \"1ms\"\nperiod = \"10ms\"\nuser = -1"), 6, "a user's name or number"),
             (twice, 7, "sched.toml:2:1"),
         ] {
             let said = read(&text).unwrap_err();

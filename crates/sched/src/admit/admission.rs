@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ontime_plan::Bandwidth;
-use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Tenant, ThreadId, ThreadRole};
+use ontime_tenants::{Class, ClassSource, CpuSet, Kind, Namer, Tenant, ThreadId, ThreadRole};
 
 use crate::admit::candidate::{Candidate, Had, Wanted, affinity, refuse_unpinned, refuse_vcpusched};
 use crate::admit::distribution::distribute;
@@ -72,13 +72,16 @@ fn admit_by<'a>(
     let pacing = config.backend.pacing();
     let mut reservations = Reservations { cpus, beside, pacing, ..Reservations::default() };
     // A container has no vCPUs, and a pod's user chooses its name.
-    let is_rt = |tenant: &&Tenant| tenant.class != Class::Bulk && tenant.kind != Kind::Container;
+    let may_have =
+        |tenant: &&Tenant| tenant.class != Class::Bulk && tenant.kind != Kind::Container && config.is_for(tenant);
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
-    for tenant in tenants.iter().filter(is_rt) {
+    for tenant in tenants.iter().filter(may_have) {
         *names.entry(&tenant.name).or_default() += 1;
     }
-    // Any user may start a process with any name. So a name of an RT tenant never means a tenant of class bulk.
-    let means = |tenant: &&Tenant| config.names(&tenant.name) && (is_rt(tenant) || !names.contains_key(&*tenant.name));
+    // Any user may start a process with any name. So the name of an RT tenant that may have the reservation never means
+    // another user's tenant, nor one of class bulk.
+    let means =
+        |tenant: &&Tenant| config.names(&tenant.name) && (may_have(tenant) || !names.contains_key(&*tenant.name));
     let is_new = |tenant: &Tenant| !tenant.threads.iter().any(|thread| held.contains_key(&thread.id));
     let mut entries: Vec<Entry<'a>> = tenants.iter().filter(means).map(Entry::Declared).collect();
     entries.extend(config.leases.iter().map(|lease| Entry::Leased(lease, tenants_of(lease, tenants))));
@@ -182,7 +185,11 @@ fn candidates<'a>(
     let page = ask.page.as_ref().filter(|_| reads);
     let published = page.is_some() || reads && ask.published;
     let mut candidates = Vec::new();
-    for declared in config.reservations.iter().filter(|declared| declared.name == tenant.name) {
+    let of_its_name = || config.reservations.iter().filter(|declared| declared.name == tenant.name);
+    if !config.is_for(tenant) {
+        return Err(not_for(tenant, of_its_name().find_map(|declared| declared.user)));
+    }
+    for declared in of_its_name().filter(|declared| declared.is_for(tenant)) {
         let mut found = BTreeSet::new();
         for thread in &tenant.threads {
             let ThreadRole::Vcpu(number) = thread.role else { continue };
@@ -262,6 +269,21 @@ fn candidates<'a>(
         return Err("it has no vCPU threads that are known; see `ontime ps`".to_owned());
     }
     Ok(candidates)
+}
+
+/// Why a reservation of its name, for VMs of root and perhaps of another user, is not for this tenant.
+fn not_for(tenant: &Tenant, user: Option<u32>) -> String {
+    let and = user.map_or_else(String::new, |user| format!(" and user {user}"));
+    match tenant.namer {
+        Namer::User(by) => format!(
+            "user {by} named it, and its [[reservation]] in sched.toml is for VMs of root{and}; set `user = {by}` \
+             there, or rename the VM"
+        ),
+        Namer::Container => format!(
+            "it was named in a container, and its [[reservation]] in sched.toml is for VMs of root{and}; request \
+             the time for its pod or cgroup, or rename the VM"
+        ),
+    }
 }
 
 /// Admits all at once, if no home CPU has to be chosen and all fit. The result is the same as admitting one after the

@@ -325,6 +325,33 @@ fn a_remembered_reservation_keeps_its_cpu() {
     assert!(Reservations::remembered(&[]) == Reservations::default());
 }
 
+/// Any user may give a VM any name.
+#[test]
+fn a_reservation_is_for_vms_of_root_and_of_its_user() {
+    let named_by = |namer, started| Tenant { namer, ..vm("plc", started, 1, "0-1") };
+    let [a, b] = [(1000, 20), (1001, 10)].map(|(user, started)| named_by(Namer::User(user), started));
+    let [root, inside] = [named_by(Namer::User(0), 30), named_by(Namer::Container, 40)];
+    let mut config = config(&[("plc", 4_000)]);
+    let found = |config: &SchedConfig, tenants: &[&Tenant]| {
+        let tenants: Vec<Tenant> = tenants.iter().copied().cloned().collect();
+        let found = admit(config, &tenants, &online(2), &Reservations::default(), &Asks::new());
+        let why: Vec<String> = found.refused.into_iter().map(|refused| refused.why).collect();
+        (found.vcpus.iter().map(|vcpu| vcpu.id.pid).collect::<Vec<_>>(), why.join("; "))
+    };
+    let (admitted, why) = found(&config, &[&b]);
+    assert!(admitted.is_empty() && why.contains("user 1001 named it") && why.contains("`user = 1001`"), "{why}");
+    assert_eq!(found(&config, &[&root]), (vec![30], String::new()));
+    config.reservations[0].user = Some(1000);
+    for tenants in [&[&a][..], &[&a, &b], &[&b, &inside, &a]] {
+        assert_eq!(found(&config, tenants), (vec![20], String::new()));
+    }
+    assert_eq!(found(&config, &[&root]), (vec![30], String::new()));
+    for (tenant, word) in [(&b, "of root and user 1000"), (&inside, "named in a container")] {
+        let (admitted, why) = found(&config, &[tenant]);
+        assert!(admitted.is_empty() && why.contains(word), "{why}");
+    }
+}
+
 /// A lease of `count` parts of so many thousandths of a CPU.
 fn lease(name: &str, thousandths: u64, count: u32, cpus: Option<&[u32]>, admitted: bool) -> Lease {
     Lease {

@@ -87,7 +87,7 @@ fn candidates<'a>(
     held: &BTreeMap<ThreadId, Had>,
     others: &[Candidate<'a>],
 ) -> Result<Vec<Candidate<'a>>, String> {
-    if config.names(&tenant.name) {
+    if config.is_for(tenant) {
         return Err("sched.toml has a [[reservation]] for it too; remove one of the two".to_owned());
     }
     let mut candidates: Vec<Candidate<'a>> = Vec::new();
