@@ -261,7 +261,7 @@ fn beside_reserves(plan: &PlanFile, kept: Beside, vcpus: &[(usize, &Vcpu)]) -> R
     let owners: Vec<usize> = vcpus.iter().map(|(of, _)| *of).collect();
     let name =
         |at: usize| vcpu_name(plan, &owners, at).map_or_else(String::new, |(vcpu, of)| format!("vCPU {vcpu} of {of}"));
-    let Admitted { home, shared, .. } = fit_beside(kept, &cpus, asked, |_| true, name)?;
+    let Admitted { home, shared, .. } = fit_beside(kept, &cpus, asked, |_| true, |_| true, name)?;
     Ok(Admitted { home: home.into_iter().skip(cpus.len()).take(vcpus.len()).collect(), shared, total })
 }
 

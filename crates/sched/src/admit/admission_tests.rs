@@ -688,6 +688,21 @@ fn a_vm_that_cannot_have_a_part_of_a_lease_takes_none_from_another() {
     assert_eq!(admitted_vcpus(&admit(&config, &[older, old], &online(2), &before, &Asks::new())), [("old", 0)]);
 }
 
+/// Nor does it keep a new lease from another CPU.
+#[test]
+fn what_was_admitted_beside_less_refuses_no_new_lease_elsewhere() {
+    let mut config = config(&[]);
+    let mut refused = |new: Lease| {
+        config.leases = vec![lease("old", 900, 1, Some(&[0]), true), new];
+        let after = admit(&config, &[], &online(2), &Reservations::default(), &Asks::new());
+        after.refused.into_iter().map(|refused| refused.tenant).collect::<Vec<_>>()
+    };
+    assert!(refused(lease("new", 100, 1, Some(&[1]), false)).is_empty());
+    assert!(refused(lease("new", 100, 1, None, false)).is_empty());
+    assert_eq!(refused(lease("new", 20, 1, Some(&[0]), false)), ["reservation new"]);
+    assert_eq!(refused(lease("new", 860, 1, Some(&[1]), false)), ["reservation new"]);
+}
+
 /// An earlier version, or a higher `cap.cpu-share`, left the watcher and others less.
 #[test]
 fn what_was_admitted_beside_less_stays_admitted() {

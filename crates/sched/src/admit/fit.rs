@@ -77,7 +77,11 @@ pub(crate) fn fit(
     let of_vcpus = vcpus.iter().zip(wishes).map(|(vcpu, wish)| want(vcpu, wish));
     let Reservations { beside, ref cpus, .. } = *reservations;
     let leased = |at: usize| vcpus.get(at).is_none_or(|vcpu| vcpu.leased);
-    let admitted = fit_beside(beside, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), leased, name)?;
+    let is_new = |at: usize| match at.checked_sub(vcpus.len()) {
+        None => at >= present.vcpus,
+        Some(kept) => kept >= present.kept,
+    };
+    let admitted = fit_beside(beside, cpus, of_vcpus.chain(kept.iter().map(keep)).collect(), is_new, leased, name)?;
     // The watcher's is the last one.
     let homes = admitted.home.get(cpus.len()..cpus.len() + vcpus.len() + kept.len()).unwrap_or_default();
     for source in sources {
@@ -87,8 +91,8 @@ pub(crate) fn fit(
 }
 
 /// The admission test for these reservations beside what is kept of these CPUs. Affinities are indices of `cpus`;
-/// `capped` says whether a reservation depends on runtime caps, and `name` what it is called. In the result the
-/// reserves come first.
+/// `is_new` says whether a reservation was not admitted before, perhaps beside less, `capped` whether it depends on
+/// runtime caps, and `name` what it is called. In the result the reserves come first.
 ///
 /// # Errors
 /// The reason, and the remedy.
@@ -96,6 +100,7 @@ pub fn fit_beside(
     beside: Beside,
     cpus: &[u32],
     asked: Vec<Reservation>,
+    is_new: impl Fn(usize) -> bool,
     capped: impl Fn(usize) -> bool,
     name: impl Fn(usize) -> String,
 ) -> Result<Admitted, String> {
@@ -104,7 +109,7 @@ pub fn fit_beside(
     let Beside { reserve, watcher } = beside;
     // One that depends on caps may be on the watcher's CPU while all others are busy.
     let least = |at: usize| reserve + Bandwidth::ppm(ROUNDING_PPM) + if capped(at) { watcher } else { Bandwidth::ZERO };
-    let is_too_large = |(at, ask): (usize, &Reservation)| ask.bandwidth + least(at) > Bandwidth::ONE;
+    let is_too_large = |(at, ask): (usize, &Reservation)| is_new(at) && ask.bandwidth + least(at) > Bandwidth::ONE;
     if let Some(at) = asked.iter().enumerate().position(is_too_large) {
         let is_watched = capped(at) && watcher > Bandwidth::ZERO;
         let watcher = if is_watched { format!(", and {watcher} for the cap watcher") } else { String::new() };
@@ -140,16 +145,18 @@ pub fn fit_beside(
             .to_owned(),
         other => other.to_string(),
     })?;
-    // The watcher may be on any CPU, and what stays there cannot make room for it.
-    let mut at_home = vec![(Bandwidth::ZERO, false); count];
+    // The watcher may be on any CPU, and what stays there cannot make room for it. Where nothing is new, this was
+    // decided before.
+    let mut at_home = vec![(Bandwidth::ZERO, false, false); count];
     for (asked, (home, one)) in admitted.home.iter().zip(&all).skip(count).enumerate() {
-        if let Some((stay, is_capped)) = home.and_then(|home| at_home.get_mut(home as usize)) {
+        if let Some((stay, is_capped, has_new)) = home.and_then(|home| at_home.get_mut(home as usize)) {
             *stay = *stay + one.bandwidth;
             *is_capped |= capped(asked);
+            *has_new |= is_new(asked);
         }
     }
-    for (cpu, (stay, is_capped)) in cpus.iter().zip(at_home) {
-        if is_capped && stay + reserve + watcher > Bandwidth::ONE {
+    for (cpu, (stay, is_capped, has_new)) in cpus.iter().zip(at_home) {
+        if has_new && is_capped && stay + reserve + watcher > Bandwidth::ONE {
             return Err(format!(
                 "CPU {cpu} would have less left than its reserve ({reserve} of each CPU) and the time of the cap \
                  watcher, {watcher}; ask for less there, or for another CPU"
