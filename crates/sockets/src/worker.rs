@@ -156,6 +156,11 @@ impl Worker {
 
     /// Runs a call whose rate is limited, or has it wait for its turn.
     fn limit(&mut self, memory: &Memory, calls: &Vring, call: Box<Call>, request: Request) {
+        // The kernel is not asked for a group that the policy refuses, so that call takes no token from others. The
+        // value is not read again: the guest may have changed it by then.
+        if let Err(error) = self.check_group(memory, &call, request) {
+            return self.engine.complete(memory, calls, call, &error.into(), None);
+        }
         if self.limited.is_empty() && self.groups.take() {
             return self.run(memory, calls, call, request);
         }
@@ -171,6 +176,15 @@ impl Worker {
         if self.limited_count == 1 {
             self.set_timer();
         }
+    }
+
+    /// Refuses a call that sets an option with a group which the policy does not allow.
+    fn check_group(&mut self, memory: &Memory, call: &Call, request: Request) -> Result<(), Errno> {
+        let Request::SetOpt { level, name } = request else { return Ok(()) };
+        let Some(Access::Group(group) | Access::Filter(group)) = options::access(level, name) else { return Ok(()) };
+        let value = self.value.get_mut(..call.parts.data).ok_or(Errno(libc::EINVAL))?;
+        call.buffers.readable.read(memory, call.data_at(), value)?;
+        may_join(&self.engine.shared, group, value)
     }
 
     /// Runs the calls for which there are tokens.
@@ -659,14 +673,7 @@ impl Worker {
                 }
             }
             Access::Group(group) | Access::Filter(group) => {
-                // The kernel refuses a value that is too short to contain a group.
-                if value.len() >= group.shortest() {
-                    let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
-                    // The kernel refuses what is no group.
-                    if group.is_multicast() {
-                        shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))?;
-                    }
-                }
+                may_join(shared, group, value)?;
                 // Closing a socket that is a member of a group waits for `rtnl`.
                 shared.table.set_more(socket.index);
             }
@@ -719,6 +726,20 @@ impl Worker {
         };
         (0..table.len() as u32).filter_map(status).collect()
     }
+}
+
+/// Whether the policy allows the group in an option's value.
+fn may_join(shared: &Shared, group: Group, value: &[u8]) -> Result<(), Errno> {
+    // The kernel refuses a value that is too short to contain a group.
+    if value.len() < group.shortest() {
+        return Ok(());
+    }
+    let group = group_address(group, value).ok_or(Errno(libc::EINVAL))?;
+    // The kernel refuses what is no group.
+    if !group.is_multicast() {
+        return Ok(());
+    }
+    shared.vm.policy.join(group).inspect_err(|_| count(&shared.counters.refused_reach))
 }
 
 /// The multicast group in an option's value.

@@ -146,6 +146,23 @@ fn groups_are_joined_no_faster_than_they_may() {
     }
 }
 
+/// A user of the guest that asks for groups which the policy refuses keeps nobody from those that it allows.
+#[test]
+fn refused_groups_leave_the_tokens_to_allowed_ones() {
+    let mut vm = Vm::start("reach = [\"239.0.0.0/8\"]");
+    vm.main().socket(1, AF_INET, SOCK_DGRAM, 0);
+    let join = |first: u8| {
+        let option = [libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP];
+        Call::new(ONTIME_OP_SETOPT, 1).arg(option).data(&[first, 1, 2, 3, 127, 0, 0, 1])
+    };
+    // More than there are tokens, and than may wait for one.
+    let refused: Vec<u64> = (0..120).map(|_| vm.main().post(join(224))).collect();
+    let allowed = vm.main().post(join(239));
+    let results: Vec<_> = refused.into_iter().map(|id| vm.main().wait(id).result()).collect();
+    assert!(results.iter().all(|result| *result == Err(libc::EPERM)), "{results:?}");
+    assert_eq!(vm.main().wait(allowed).result(), Ok(0));
+}
+
 /// One user of the guest that joins groups without end keeps no other one waiting, nor takes the whole queue.
 #[test]
 fn calls_that_wait_for_their_turn_delay_no_others() {
