@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,8 @@ use crate::daemon::nice;
 
 /// Connections served at a time.
 const CLIENTS: usize = 16;
-/// Connections of one address, or of one IPv6 network of 64 bits, that are served at a time.
+/// Connections of one address, of one IPv6 network of 64 bits, or of this host's loopback addresses together, that are
+/// served at a time.
 const OF_ONE: usize = 4;
 /// The time limit for a request's head.
 const HEAD: Duration = Duration::from_secs(2);
@@ -127,9 +128,10 @@ async fn accept(listener: tokio::net::TcpListener, source: Arc<Source>) {
     }
 }
 
-/// The addresses of one client.
+/// The addresses of one client. Every program of this host may use all loopback addresses.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
+        own if own.is_loopback() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
         v4 @ IpAddr::V4(_) => v4,
     }
@@ -186,7 +188,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{Ipv4Addr, TcpStream};
+    use std::net::TcpStream;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -263,13 +265,13 @@ mod tests {
         let (_server, address, _) = server();
         let silent: Vec<TcpStream> = (0..CLIENTS + 4).map(|_| TcpStream::connect(address).unwrap()).collect();
         let get = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
-        // Another address is served.
+        // A later connection is served in place of a silent one.
         let mut other = socket_of(Ipv4Addr::new(127, 0, 0, 2), address);
         other.write_all(get.as_bytes()).unwrap();
         let mut answer = String::new();
         other.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        // So is a later connection of this one, in place of a silent one.
+        // So is one of the same address.
         assert!(said(address, get).starts_with("HTTP/1.1 200 "));
         drop(silent);
     }
@@ -290,5 +292,16 @@ mod tests {
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+
+    /// A program of the host has all of 127.0.0.0/8.
+    #[test]
+    fn programs_of_the_host_are_one_client() {
+        let of = |address: &str| network(address.parse().unwrap());
+        for last in 2..=5 {
+            assert_eq!(of(&format!("127.0.0.{last}")), of("127.0.0.1"));
+        }
+        assert_eq!([of("127.1.2.3"), of("::ffff:127.0.0.9"), of("::1")], [of("127.0.0.1"); 3]);
+        assert_ne!(of("127.0.0.1"), of("128.0.0.1"));
     }
 }
