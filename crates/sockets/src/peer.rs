@@ -132,7 +132,12 @@ pub(crate) fn cgroups(connection: &UnixStream, peer: Peer) -> io::Result<String>
     }
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(pidfd)) };
-    let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&Default::default()))? > 0;
+    text_if_alive(text, &pidfd)
+}
+
+/// What was read of a process, if the process has not ended since.
+fn text_if_alive(text: String, pidfd: &OwnedFd) -> io::Result<String> {
+    let ended = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&Default::default()))? > 0;
     if ended { Err(io::ErrorKind::NotFound.into()) } else { Ok(text) }
 }
 
@@ -194,6 +199,20 @@ mod tests {
         let gone = Peer { process: ended.id() as i32, ..own };
         ended.wait_with_output().unwrap();
         assert!(cgroups(&near, gone).is_err());
+    }
+
+    /// Its number may be another process's when the file is read.
+    #[test]
+    fn what_was_read_counts_only_if_the_process_lives_after_that() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let text = || text_if_alive("0::/a\n".to_owned(), &pidfd);
+        let alive = text();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(alive.unwrap(), "0::/a\n");
+        assert_eq!(text().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
