@@ -163,15 +163,34 @@ impl Others {
     }
 }
 
+/// A timer that was started.
+#[derive(Debug, Clone, Copy)]
+struct Timer {
+    /// The thread that started it.
+    owner: i32,
+    due: u64,
+    /// The CPU on which it was started.
+    cpu: u32,
+}
+
 /// A wake-up in progress.
 #[derive(Debug, Clone, Copy)]
 struct WakeUp {
     due: u64,
     woken: u64,
+    /// The CPU on which the timer was started, where the thread was then.
+    start_cpu: u32,
     /// The CPU of the timer's interrupt.
     timer_cpu: u32,
     /// CPU and time at which the thread ran.
     ran: Option<(u32, u64, Task)>,
+}
+
+impl WakeUp {
+    /// Whether events of this CPU tell of it.
+    fn is_of(&self, cpu: u32) -> bool {
+        self.start_cpu == cpu || self.timer_cpu == cpu || self.ran.is_some_and(|(ran, ..)| ran == cpu)
+    }
 }
 
 /// Finds the longest delays in a stream of events.
@@ -182,8 +201,8 @@ pub struct Delays {
     keep: usize,
     limit: Option<u64>,
     timeline: Timeline,
-    /// Timers by address: the thread that started it, and when it is due.
-    timers: HashMap<u64, (i32, u64)>,
+    /// Timers by address.
+    timers: HashMap<u64, Timer>,
     /// The timer whose interrupt a CPU handles.
     firing: HashMap<u32, u64>,
     wakeups: HashMap<i32, WakeUp>,
@@ -194,6 +213,8 @@ pub struct Delays {
     worst: Vec<Delay>,
     others: Others,
     lost: u64,
+    /// The CPUs that have lost events.
+    lossy: BTreeSet<u32>,
 }
 
 impl Delays {
@@ -214,6 +235,7 @@ impl Delays {
             worst: Vec::new(),
             others: Others::default(),
             lost: 0,
+            lossy: BTreeSet::new(),
         }
     }
 
@@ -232,6 +254,11 @@ impl Delays {
         self.lost
     }
 
+    /// The CPUs that have lost events.
+    pub fn lossy(&self) -> &BTreeSet<u32> {
+        &self.lossy
+    }
+
     /// Adds a hint about the cause to the delays in this time, ns.
     pub fn hint(&mut self, from: u64, to: u64, words: &str) {
         let inside = |delay: &&mut Delay| delay.ran >= from && delay.due <= to;
@@ -245,8 +272,10 @@ impl Delays {
         match event.what {
             EventKind::Lost { count } => {
                 self.lost += count;
-                self.wakeups.clear();
-                self.timers.clear();
+                self.lossy.insert(event.cpu);
+                self.wakeups.retain(|_, wakeup| !wakeup.is_of(event.cpu));
+                self.timers.retain(|_, timer| timer.cpu != event.cpu);
+                self.firing.remove(&event.cpu);
                 self.polling.remove(&event.cpu);
             }
             _ if self.polls => self.poll(event),
@@ -255,7 +284,7 @@ impl Delays {
                 if self.timers.len() >= TIMERS && !self.timers.contains_key(&timer) {
                     self.timers.clear();
                 }
-                self.timers.insert(timer, (event.pid, expires));
+                self.timers.insert(timer, Timer { owner: event.pid, due: expires, cpu: event.cpu });
             }
             EventKind::TimerExpire { timer } => {
                 self.firing.insert(event.cpu, timer);
@@ -263,13 +292,13 @@ impl Delays {
             EventKind::Waking { pid, .. } => {
                 // An interrupt in the thread may have started another timer, which does not wake the thread.
                 let Some(timer) = self.firing.get(&event.cpu) else { return };
-                if self.timers.get(timer).is_none_or(|(owner, _)| *owner != pid) {
+                if self.timers.get(timer).is_none_or(|timer| timer.owner != pid) {
                     return;
                 }
-                if let Some((_, due)) = self.timers.remove(timer) {
+                if let Some(Timer { due, cpu: start_cpu, .. }) = self.timers.remove(timer) {
                     self.sleeps(pid, event.time);
-                    let woken = event.time;
-                    self.wakeups.insert(pid, WakeUp { due: due.min(woken), woken, timer_cpu: event.cpu, ran: None });
+                    let (woken, timer_cpu) = (event.time, event.cpu);
+                    self.wakeups.insert(pid, WakeUp { due: due.min(woken), woken, start_cpu, timer_cpu, ran: None });
                 }
             }
             EventKind::Switch { prev, preempted, next } => {
@@ -649,6 +678,34 @@ mod tests {
             ],
         );
         assert_eq!((delays.lost(), delays.worst().len()), (3, 0));
+    }
+
+    #[test]
+    fn what_another_cpu_loses_costs_no_delay_of_this_one() {
+        let found = |lossy: u32, at: u64| {
+            let watch = Watch { program: Some("cyclictest".to_owned()), ..Watch::default() };
+            let mut delays = Delays::new(watch, false, 100, None);
+            for (us, pid, what) in [
+                (1, 7, start(TIMER, 1_000)),
+                (2, 7, switch(7, false, 0)),
+                (1_499, 0, EXPIRE),
+                (1_500, 0, waking(7)),
+                (1_501, 0, switch(0, true, 7)),
+                (1_510, 7, switch(7, false, 0)),
+            ] {
+                delays.step(&Event { time: us * 1_000, cpu: 0, pid, what });
+                if us == at {
+                    let what = EventKind::Lost { count: 3 };
+                    delays.step(&Event { time: us * 1_000, cpu: lossy, pid: 0, what });
+                }
+            }
+            assert_eq!((delays.lost(), delays.lossy()), (3, &BTreeSet::from([lossy])));
+            delays.worst().iter().map(Delay::late).collect::<Vec<_>>()
+        };
+        for at in [1, 2, 1_500, 1_501] {
+            assert_eq!(found(3, at), [501_000], "after {at} us");
+            assert_eq!(found(0, at), [0; 0], "after {at} us");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! In: a measurement's CPUs and tenants' classes. Out: its longest delays with their causes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ontime_base::clock;
@@ -52,6 +53,8 @@ pub(super) struct Found {
     pub others: Others,
     /// Lower bound of lost events.
     pub lost: u64,
+    /// The CPUs that have lost some.
+    pub lossy: BTreeSet<u32>,
     /// The cost of a probe, ns.
     pub probe_ns: f64,
     /// Why the trace ended too early.
@@ -149,8 +152,9 @@ impl Tracer {
             }
             None => self.counters.look().smis_unknown.map(uncounted).into_iter().collect(),
         };
-        let (lost, probe_ns, failure) = (self.delays.lost(), self.probe_ns, self.failure);
+        let (lost, lossy) = (self.delays.lost(), self.delays.lossy().clone());
+        let (probe_ns, failure) = (self.probe_ns, self.failure);
         let (delays, others) = (self.delays.worst().to_vec(), self.delays.others().clone());
-        Found { delays, others, lost, probe_ns, failure, machine }
+        Found { delays, others, lost, lossy, probe_ns, failure, machine }
     }
 }

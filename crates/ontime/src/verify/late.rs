@@ -161,7 +161,7 @@ impl Lates {
             of_delay(test, delay, longest)
         });
         let (mut events, near): (Vec<(Late, Vec<Cause>)>, Vec<_>) = events.partition(|(late, _)| late.total_us > limit);
-        let is_whole = found.lost == 0 && found.failure.is_none();
+        let is_whole = |cpu: u32| !found.lossy.contains(&cpu) && found.failure.is_none();
         for of in measured.iter().filter(|of| of.max_us > limit) {
             let is_of = |(late, _): &(Late, Vec<Cause>)| late.cpu == Some(of.cpu);
             if found.others.cpus.contains(&of.cpu) || events.iter().any(is_of) {
@@ -169,7 +169,7 @@ impl Lates {
             }
             match near.iter().find(|late| is_of(late) && late.0.total_us > limit - ROUNDING_US) {
                 Some((late, causes)) => events.push((late.clone(), causes.clone())),
-                None if is_whole => events.push(unseen(test, of)),
+                None if is_whole(of.cpu) => events.push(unseen(test, of)),
                 None => {}
             }
         }
@@ -302,9 +302,12 @@ mod tests {
         assert_eq!((us(&all), all.by_cure[0].cure.as_str()), (vec![55.0], delay::UNSEEN));
         assert_eq!(all.listed[0].causes, ["no probe shows what took these 55.0 us"]);
         let measured = [OfCpu { cpu: 0, samples: Some(3), min_us: 1.0, avg_us: 2.0, max_us: 55.0 }];
-        let mut lates = Lates::default();
-        lates.add_delays(Test::Cyclictest, &Found { lost: 1, ..found(&[(9, 0)], 9) }, Some(40.0), &measured);
-        assert!(us(&lates).is_empty() && lates.total.is_empty());
+        for (lossy, told) in [(0, vec![]), (3, vec![55.0])] {
+            let mut lates = Lates::default();
+            let found = Found { lost: 1, lossy: [lossy].into(), ..found(&[(9, 0)], 9) };
+            lates.add_delays(Test::Cyclictest, &found, Some(40.0), &measured);
+            assert_eq!(us(&lates), told, "lost on CPU {lossy}");
+        }
     }
 
     #[test]
