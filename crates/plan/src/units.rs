@@ -185,6 +185,10 @@ impl Bandwidth {
 
     /// CPU time of this bandwidth in `time`, rounded up.
     pub fn of(self, time: Nanos) -> Nanos {
+        // Division of 64 bits takes one instruction, that of 128 bits a hundred.
+        if let Some(product) = self.runtime.checked_mul(time.0) {
+            return Nanos(product.div_ceil(self.period));
+        }
         let wide = (u128::from(self.runtime) * u128::from(time.0)).div_ceil(u128::from(self.period));
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
