@@ -16,7 +16,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/vendor-completions
 
 .PHONY: demo test tests conformance debug-kernels thorough endurance hundred hostile figures papers \
 	sched-ext fuzz model-check miri docs lint setup release images clean dist install deb deb-test systemd-test \
-	monitoring-test dashboard-test kubevirt-test rpm dra dra-test test-kubernetes test-kubelet \
+	monitoring-test dashboard-test dashboard-picture kubevirt-test rpm dra dra-test test-kubernetes test-kubelet \
 	dist-lab install-lab deb-build-test
 
 ## demo: an RT VM and two bulk VMs, idle and under TCP, method by method, measured at the wire; a table and a page
@@ -40,6 +40,12 @@ monitoring-test: setup
 ## dashboard-test: Grafana's published schema takes the dashboard; needs Go
 dashboard-test:
 	scripts/go.sh scripts/grafana test -count=1 ./...
+
+## dashboard-picture: docs/use/dashboard.png, drawn by Grafana's libraries from a real daemon's metrics; needs npm
+dashboard-picture: release
+	@scripts/setup.sh chromium
+	@scripts/prometheus.sh
+	scripts/dashboard.sh $(ONTIME) docs/use/dashboard.png
 
 ## kubevirt-test: the types of KubeVirt's API take the example of a VM; needs npm
 kubevirt-test:
