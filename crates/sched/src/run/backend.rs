@@ -48,8 +48,8 @@ pub trait Backend: Debug {
         false
     }
 
-    /// Why the kernel does not count vCPUs' time for the pacers, which then take more CPU time; None if it does, or there
-    /// are no pacers.
+    /// Why the kernel does not count vCPUs' time for the pacers, which then take more CPU time; None if it does, or
+    /// there are no pacers.
     fn uncounted(&self) -> Option<&str> {
         None
     }

@@ -1,5 +1,5 @@
-//! Where a process has mapped a part of a file: found in its `maps` by a thread of its own (`ontime-maps`, SCHED_OTHER),
-//! because a process can keep a reader of that file waiting (its lock of the address space).
+//! Where a process has mapped a part of a file: found in its `maps` by a thread of its own (`ontime-maps`,
+//! SCHED_OTHER), because a process can keep a reader of that file waiting (its lock of the address space).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

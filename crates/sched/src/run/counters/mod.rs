@@ -2,9 +2,9 @@
 //! whether it sleeps. Two BPF programs count at each switch of threads and at each wake-up (`program`).
 //!
 //! Without them a pacer reads a thread's files in /proc: a system call for its time and, for whether it sleeps and for
-//! what its guest publishes, two changes of thread (`run::reader`). With them a pacer reads memory, and what it reads is
-//! up to date on every CPU. [`Counters::start`] fails on a kernel without BPF or its type information; then the pacers
-//! read the files.
+//! what its guest publishes, two changes of thread (`run::reader`). With them a pacer reads memory, and what it reads
+//! is up to date on every CPU. [`Counters::start`] fails on a kernel without BPF or its type information; then the
+//! pacers read the files.
 //!
 //! The kernel runs the programs on every CPU while there are reservations, for all threads: some 150 instructions for
 //! one without a counter.

@@ -1,14 +1,14 @@
 //! The counters' two BPF programs, as the kernel's verifier takes them (Documentation/bpf/standardization). They are
 //! assembled here: a compiler for BPF is no part of a Rust toolchain, and they have a few dozen instructions.
 //!
-//! Both find a thread's counter by its number. At a switch of threads (tracepoint `sched_switch`) the first one adds the
-//! time since the last event to what the ending thread has run, and to what the next thread has waited; at a wake-up
-//! (`sched_wakeup`) the second one notes that the thread waits from now on. The kernel runs them with the lock of the
-//! CPU's run queue held, so no two of them change one thread's counter at the same time.
+//! Both find a thread's counter by its number. At a switch of threads (tracepoint `sched_switch`) the first one adds
+//! the time since the last event to what the ending thread has run, and to what the next thread has waited; at a
+//! wake-up (`sched_wakeup`) the second one notes that the thread waits from now on. The kernel runs them with the lock
+//! of the CPU's run queue held, so no two of them change one thread's counter at the same time.
 //!
 //! When a vCPU's thread leaves its CPU, the first program also copies what its guest publishes. The address is one of
-//! the thread's own process, whose memory is the present one. The copy waits for nothing: memory that is not there gives
-//! an error.
+//! the thread's own process, whose memory is the present one. The copy waits for nothing: memory that is not there
+//! gives an error.
 
 use super::{ADDRESS, BYTES, COPIED, COUNTERS, LINE_AT, RAN, State, WAITED, WORD};
 use crate::guest_page::LINE;
