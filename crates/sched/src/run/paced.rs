@@ -12,10 +12,11 @@ use crate::model::{Beyond, PacerError, Places, Snapshot, Tally, Use};
 use crate::policy::{Planning, Schedule};
 use crate::run::backend::Backend;
 use crate::run::counters::Counters;
+use crate::run::files::ThreadFiles;
 use crate::run::guest::GuestReader;
 use crate::run::pacer::{Pacers, Pacing};
 use crate::run::threads::VcpuThreads;
-use crate::run::vcpu::{Placement, ThreadFiles, VcpuThread};
+use crate::run::vcpu::{Placement, VcpuThread};
 
 /// How pacers move vCPUs between places.
 #[derive(Debug)]
@@ -159,7 +160,7 @@ impl Paced {
                 None => Arc::new(ThreadFiles::open(vcpu.id).ok()?),
             };
             opened.insert(vcpu.id, Arc::clone(&files));
-            let counter = counters.as_mut().ok().and_then(|all| all.of(vcpu, || files.sleeps()));
+            let counter = counters.as_mut().ok().and_then(|all| all.of(vcpu, &files));
             let guest = GuestReader::of(vcpu);
             Some(VcpuThread::new(files, counter, vcpu.id, placement, tally(vcpu.id), guest))
         };

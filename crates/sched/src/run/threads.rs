@@ -27,7 +27,9 @@ impl VcpuThreads {
     pub(crate) fn place_others(&mut self, stays: impl Fn(&VcpuThread) -> bool, place: Place) {
         for vcpu in self.0.iter_mut().flatten().filter(|vcpu| !stays(vcpu)) {
             // If the thread has ended, or the change is not permitted, nothing changes.
-            let _ = vcpu.read_schedstat().and_then(|_| vcpu.set_place(place));
+            if vcpu.is_there() {
+                let _ = vcpu.set_place(place);
+            }
         }
     }
 }

@@ -4,11 +4,9 @@
 //! A thread with a [`Counter`] is read there. After a change its number must still be one of its process; so a change
 //! that hit another process's thread is undone. The rest of this comment is about threads without one.
 //!
-//! The thread's `schedstat` file is held open. An open file belongs to the thread and not to its number: reading it
-//! fails with ESRCH after the thread has ended, even if another thread has that number by then. The file is read right
-//! after every change. So a change that hit a later thread with the same number is noticed and undone, as in
-//! `ontime_tenants::thread` by pidfd. Format: `fs/proc/base.c`, `proc_pid_schedstat`. Whether the thread sleeps is read
-//! from its `stat` (`fs/proc/array.c`, `do_task_stat`), by the pacer's reader (`run::reader`).
+//! The thread's files are held open (`run::files`), and read right after every change. So a change that hit a later
+//! thread with the same number is noticed and undone, as in `ontime_tenants::thread` by pidfd. Whether the thread
+//! sleeps is read by the pacer's reader (`run::reader`).
 //!
 //! A thread that did not run between its last two readings is read again only if its process has had CPU time since, by
 //! the process's CPU clock. If no thread of the process ran, this one did not, and no wait of it has ended. That
@@ -16,9 +14,7 @@
 //! published is not read again either. (A vCPU's entries are its own, `kernel/guest/dl_next.c`: with a counter it is
 //! enough that the vCPU itself did not run.)
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +23,7 @@ use ontime_tenants::{Policy, ProcessClock, ThreadId};
 use crate::ext::TableEntry;
 use crate::model::{Counts, Next, Place, Places, Tally};
 use crate::run::counters::{Counter, State};
+use crate::run::files::{ThreadFiles, ended};
 use crate::run::guest::GuestReader;
 use crate::run::reader::Reader;
 
@@ -37,34 +34,6 @@ pub(crate) enum Placement {
     Policy(Places),
     /// By an entry in the table of the sched_ext scheduler.
     Table(TableEntry),
-}
-
-/// A thread's open files.
-#[derive(Debug)]
-pub(crate) struct ThreadFiles {
-    schedstat: File,
-    stat: Arc<File>,
-}
-
-impl ThreadFiles {
-    /// Opens the files of thread `id`.
-    ///
-    /// # Errors
-    /// ESRCH or ENOENT if the thread has ended.
-    pub(crate) fn open(id: ThreadId) -> io::Result<Self> {
-        let open = |name: &str| File::open(format!("/proc/{}/task/{}/{name}", id.pid, id.tid));
-        let files = Self { schedstat: open("schedstat")?, stat: Arc::new(open("stat")?) };
-        // The files are open, and the number still means this thread: so they are its files.
-        id.verify().map_err(|_| ended())?;
-        Ok(files)
-    }
-
-    /// Whether the thread sleeps now; false if that cannot be read. Not for pacers: reading may take long.
-    pub(crate) fn sleeps(&self) -> bool {
-        let mut line = [0; STAT];
-        let length = self.stat.read_at(&mut line, 0).unwrap_or(0);
-        line.get(..length).is_some_and(|line| sleeps(line) == Some(true))
-    }
 }
 
 /// A vCPU thread, as its pacer sees it.
@@ -126,7 +95,7 @@ impl VcpuThread {
             return Ok(self.last);
         }
         self.guest.forget();
-        let counts = self.read_schedstat()?;
+        let counts = self.files.counts()?;
         self.unchanged = counts.ran == self.last.ran;
         self.last = counts;
         Ok(counts)
@@ -135,10 +104,12 @@ impl VcpuThread {
     /// Reads the counter. The guest may have written if the thread has run.
     fn read_counter(&mut self) -> io::Result<Counts> {
         let counter = self.counter.as_ref().map(Counter::read);
-        let (state, counts) = counter.ok_or(io::ErrorKind::NotFound)?;
-        if state == State::Ended {
-            return Err(ended());
-        }
+        let counts = match counter.ok_or(io::ErrorKind::NotFound)? {
+            (State::Ended, _) => return Err(ended()),
+            // It may have run all the time without a switch.
+            (State::Unknown, _) => self.files.counts()?,
+            (_, counts) => counts,
+        };
         if counts.ran != self.last.ran {
             self.guest.forget();
         }
@@ -155,11 +126,9 @@ impl VcpuThread {
         self.guest.next_deadline(after, copied, reader)
     }
 
-    /// Reads and parses `schedstat`.
-    pub(crate) fn read_schedstat(&self) -> io::Result<Counts> {
-        let mut line = [0; 96];
-        let length = self.files.schedstat.read_at(&mut line, 0)?;
-        counts(line.get(..length).unwrap_or_default()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    /// Whether the thread has not ended, by its files.
+    pub(crate) fn is_there(&self) -> bool {
+        self.files.counts().is_ok()
     }
 
     /// Whether the thread sleeps, is stopped, or has ended. A thread that waits for a CPU or for a kernel lock does not
@@ -169,9 +138,7 @@ impl VcpuThread {
         if state != State::Unknown {
             return matches!(state, State::Asleep | State::Ended);
         }
-        let mut line = [0; STAT];
-        let Ok(length) = reader.read_at(&self.files.stat, 0, &mut line) else { return false };
-        line.get(..length).and_then(sleeps).unwrap_or(true)
+        self.files.is_asleep(reader)
     }
 
     /// Moves the thread to a place, which its children do not inherit, and returns its counters after that. A change
@@ -212,7 +179,7 @@ impl VcpuThread {
             // kernel's last event of it comes with its last switch.
             return if self.is_of_its_process() { self.read_counter() } else { Err(ended()) };
         }
-        let counts = self.read_schedstat()?;
+        let counts = self.files.counts()?;
         (self.last, self.unchanged) = (counts, false);
         Ok(counts)
     }
@@ -238,10 +205,6 @@ impl VcpuThread {
     }
 }
 
-fn ended() -> io::Error {
-    io::Error::from_raw_os_error(libc::ESRCH)
-}
-
 /// The kernel's numbers of a policy and its priority.
 fn raw(policy: Policy) -> (libc::c_int, libc::c_int) {
     match policy {
@@ -251,34 +214,6 @@ fn raw(policy: Policy) -> (libc::c_int, libc::c_int) {
     }
 }
 
-fn counts(line: &[u8]) -> Option<Counts> {
-    let mut numbers = line.split(|byte| byte.is_ascii_whitespace()).map(number);
-    Some(Counts { ran: numbers.next()??, waited: numbers.next()?? })
-}
-
-/// Bytes of `stat` that are read: the number and the name, which the kernel limits to 15 bytes, and the state fit well.
-const STAT: usize = 64;
-
-/// Whether a thread sleeps, is stopped, or has ended, by the start of its `stat`; None if that is not there.
-fn sleeps(line: &[u8]) -> Option<bool> {
-    state(line).map(|letter| matches!(letter, b'S' | b'T' | b't' | b'Z' | b'X'))
-}
-
-/// The state's letter. It follows the name in parentheses, and the name may contain parentheses.
-fn state(line: &[u8]) -> Option<u8> {
-    let name = line.iter().rposition(|byte| *byte == b')')?;
-    line.get(name + 2).copied()
-}
-
-/// Digits only. `str::parse` takes three times as long, and a pacer reads ten of these numbers at a check.
-fn number(digits: &[u8]) -> Option<u64> {
-    let add = |sum: u64, digit: &u8| {
-        let digit = digit.wrapping_sub(b'0');
-        sum.checked_mul(10)?.checked_add(digit.into()).filter(|_| digit < 10)
-    };
-    digits.iter().try_fold(0, add).filter(|_| !digits.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use ontime_tenants::PriorityTable;
@@ -286,24 +221,6 @@ mod tests {
     use super::*;
     use crate::model::Beyond;
     use crate::run::counters::Counters;
-
-    #[test]
-    fn schedstat_is_read() {
-        assert_eq!(counts(b"123 45 6\n"), Some(Counts { ran: 123, waited: 45 }));
-        assert_eq!(counts(b"18446744073709551615 0 6\n"), Some(Counts { ran: u64::MAX, waited: 0 }));
-        for bad in [&b""[..], b"12", b"x 1 2", b"1 y 2", b" 1 2", b"-1 2", b"18446744073709551616 0", b"1 9/"] {
-            assert_eq!(counts(bad), None);
-        }
-    }
-
-    #[test]
-    fn a_state_is_read() {
-        assert_eq!(state(b"7 (CPU 0/KVM) S 1 7"), Some(b'S'));
-        assert_eq!(state(b"7 (a) R (b) R) D 1 7"), Some(b'D'));
-        for bad in [&b""[..], b"7 (CPU", b"7 (CPU)", b"7 (CPU) "] {
-            assert_eq!(state(bad), None);
-        }
-    }
 
     #[test]
     fn a_thread_takes_its_places_and_one_that_ended_is_noticed() {
@@ -319,7 +236,7 @@ mod tests {
         let places = Places::of(PriorityTable::default(), Beyond::Idle);
         let placement = Placement::Policy(places);
         let mut by_files = VcpuThread::open(id, placement.clone()).unwrap();
-        let counter = counters.as_mut().and_then(|all| all.watch(id, || by_files.files.sleeps()));
+        let counter = counters.as_mut().and_then(|all| all.watch(id, &by_files.files));
         let mut by_counter = VcpuThread { counter, ..VcpuThread::open(id, placement.clone()).unwrap() };
         let mut reader = crate::run::reader::unplaced();
         for vcpu in [&mut by_files, &mut by_counter] {
@@ -360,11 +277,12 @@ mod tests {
         ended.kill().unwrap();
         ended.wait().unwrap();
         vcpu.id.tid = successor.id() as i32;
+        let of_successor = ThreadFiles::open(id(&successor)).unwrap();
         let before = id(&successor).policy().unwrap();
         // By the files; and by the number's process, where a counter does not yet say that the thread has ended.
         let mut counters =
             Counters::start().inspect_err(|error| println!("SKIPPED in part: no counters: {error}")).ok();
-        for counter in [None, counters.as_mut().and_then(|all| all.watch(id(&successor), || true))] {
+        for counter in [None, counters.as_mut().and_then(|all| all.watch(id(&successor), &of_successor))] {
             vcpu.counter = counter;
             for place in [Place::Planned, Place::Beyond] {
                 assert_eq!(vcpu.set_place(place).unwrap_err().raw_os_error(), Some(libc::ESRCH));

@@ -11,6 +11,7 @@
 
 mod btf;
 mod kernel;
+mod layout;
 mod maps;
 mod program;
 
@@ -26,57 +27,19 @@ use ontime_tenants::ThreadId;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use self::btf::Btf;
+pub(crate) use self::layout::State;
+use self::layout::{ADDRESS, BYTES, COPIED, COUNTERS, LINE_AT, RAN, STATE_BITS, WAITED, WORD, WORDS};
 use self::maps::{Maps, Part};
-use self::program::{Layout, STATE_BITS};
+use self::program::Needs;
 use crate::admit::Reserved;
 use crate::guest_page::LINE;
 use crate::model::Counts;
+use crate::run::files::ThreadFiles;
 
 /// Where the kernel describes its types.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
-/// The most threads with a counter. Further ones are read in /proc.
-const COUNTERS: usize = 1024;
-/// Bytes of a counter, a power of two, and its words: the time of the last event and the state since then; ns that the
-/// thread has run, and has waited for a CPU, up to that event; the address in its process at which its guest publishes,
-/// or 0; whether what is there was copied when it left its CPU; and the copy.
-const BYTES: usize = 256;
-const WORDS: usize = BYTES / size_of::<u64>();
-const WORD: usize = 0;
-const RAN: usize = 1;
-const WAITED: usize = 2;
-const ADDRESS: usize = 3;
-const COPIED: usize = 4;
-const LINE_AT: usize = 8;
-
-/// What a thread does since its last event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    /// There was no event since it has its counter.
-    Unknown = 0,
-    /// Runs on a CPU.
-    Running = 1,
-    /// Is runnable, and waits for a CPU.
-    Waits = 2,
-    /// Sleeps, or is stopped.
-    Asleep = 3,
-    /// Waits for a lock of the kernel, or for a device.
-    Blocked = 4,
-    /// Has ended.
-    Ended = 5,
-}
-
-impl State {
-    fn of(word: u64) -> Self {
-        let all = [Self::Running, Self::Waits, Self::Asleep, Self::Blocked, Self::Ended];
-        let state = word & ((1 << STATE_BITS) - 1);
-        all.into_iter().find(|one| *one as u64 == state).unwrap_or(Self::Unknown)
-    }
-
-    fn since(self, time: u64) -> u64 {
-        time << STATE_BITS | self as u64
-    }
-}
-
+/// The first namespaces (include/linux/proc_ns.h): numbers of threads and times are those of the programs there alone.
+const FIRST: [(&str, &str); 2] = [("pid", "pid:[4026531836]"), ("time", "time:[4026531834]")];
 /// The memory that the programs write.
 #[derive(Debug)]
 struct Memory(NonNull<[AtomicU64; WORDS]>);
@@ -172,6 +135,8 @@ pub(crate) struct Counters {
     memory: Arc<Memory>,
     maps: Maps,
     entries: BTreeMap<ThreadId, Entry>,
+    /// Counters without a thread.
+    free: Vec<usize>,
 }
 
 /// Which counter a thread has, and where its guest publishes.
@@ -186,8 +151,14 @@ impl Counters {
     ///
     /// # Errors
     /// The kernel has no BPF, or describes its types otherwise than these programs take it, or this process may not
-    /// load them (CAP_SYS_ADMIN).
+    /// load them (CAP_SYS_ADMIN), or has a namespace of its own for process numbers or clocks.
     pub(crate) fn start() -> io::Result<Self> {
+        for (kind, first) in FIRST {
+            let own = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+            if own.is_ok_and(|own| own.as_os_str() != first) {
+                return Err(io::Error::other(format!("this process is in a {kind} namespace of its own")));
+            }
+        }
         let described = std::fs::read(BTF).map_err(|error| io::Error::new(error.kind(), format!("{BTF}: {error}")))?;
         let lacks = |what: &str| io::Error::other(format!("{BTF}: no {what}"));
         let btf = Btf::new(&described).ok_or_else(|| lacks("type information of this machine"))?;
@@ -197,16 +168,17 @@ impl Counters {
         let counters = kernel::memory(Memory::BYTES as u32)?;
         let memory = Memory::map(&counters)?;
         let [thread_map, counter_map] = [&threads, &counters].map(std::os::fd::AsRawFd::as_raw_fd);
-        let layout = Layout { pid, threads: thread_map, counters: counter_map };
+        let needs = Needs { pid, threads: thread_map, counters: counter_map };
         let attach = |code: Vec<u64>, point: &str| {
             let name = format!("btf_trace_{point}");
             let to = btf.typedef(&name).ok_or_else(|| lacks(&name))?;
             kernel::attach(&code, point, to)
         };
         let programs =
-            [attach(program::switch(&layout), "sched_switch")?, attach(program::wakeup(&layout), "sched_wakeup")?];
+            [attach(program::switch(&needs), "sched_switch")?, attach(program::wakeup(&needs), "sched_wakeup")?];
         let (memory, maps) = (Arc::new(memory), Maps::start()?);
-        Ok(Self { _programs: programs, threads, memory, maps, entries: BTreeMap::new() })
+        let free = (0..COUNTERS).rev().collect();
+        Ok(Self { _programs: programs, threads, memory, maps, entries: BTreeMap::new(), free })
     }
 
     fn counter(&self, index: usize) -> Counter {
@@ -214,9 +186,8 @@ impl Counters {
     }
 
     /// The counter of a vCPU's thread, which has one from now on. None if there is none left, or the thread has ended.
-    /// `asleep` tells whether the thread sleeps now.
-    pub(crate) fn of(&mut self, vcpu: &Reserved, asleep: impl FnOnce() -> bool) -> Option<Counter> {
-        let counter = self.watch(vcpu.id, asleep)?;
+    pub(crate) fn of(&mut self, vcpu: &Reserved, files: &ThreadFiles) -> Option<Counter> {
+        let counter = self.watch(vcpu.id, files)?;
         let published = vcpu.page.as_ref().map(|page| {
             let (file, offset) = page.entries(vcpu.vcpu);
             Part { file, offset, length: LINE as u64 }
@@ -238,38 +209,49 @@ impl Counters {
         }
     }
 
-    /// Gives a thread a counter, if it has none.
-    pub(crate) fn watch(&mut self, id: ThreadId, asleep: impl FnOnce() -> bool) -> Option<Counter> {
+    /// Gives a thread with these files a counter, if it has none.
+    pub(crate) fn watch(&mut self, id: ThreadId, files: &ThreadFiles) -> Option<Counter> {
         if let Some(entry) = self.entries.get(&id) {
             return Some(self.counter(entry.index));
         }
-        let index = (0..COUNTERS).find(|index| !self.entries.values().any(|taken| taken.index == *index))?;
+        let index = *self.free.last()?;
         let new = self.counter(index);
+        let before = files.counts().ok()?;
         let since = State::Unknown.since(now());
-        let [word, others @ ..] = new.words()?;
-        others.iter().for_each(|other| other.store(0, Ordering::Relaxed));
-        word.store(since, Ordering::Release);
+        let words = new.words()?;
+        for (at, word) in words.iter().enumerate() {
+            let value = match at {
+                WORD => since,
+                RAN => before.ran,
+                WAITED => before.waited,
+                _ => 0,
+            };
+            word.store(value, Ordering::Release);
+        }
         kernel::insert(self.threads.as_fd(), id.tid, index as u32).ok()?;
         // The entry is there, and the number still means this thread: so its events count.
         if id.verify().is_err() {
             kernel::remove(self.threads.as_fd(), id.tid);
             return None;
         }
-        if asleep() {
+        if files.sleeps() {
             // An event since then says more.
-            let _ = word.compare_exchange(since, State::Asleep.since(now()), Ordering::AcqRel, Ordering::Relaxed);
+            let asleep = State::Asleep.since(now());
+            let _ = words.get(WORD)?.compare_exchange(since, asleep, Ordering::AcqRel, Ordering::Relaxed);
         }
+        self.free.pop();
         self.entries.insert(id, Entry { index, published: None });
         Some(new)
     }
 
     /// Takes back the counters of all other threads. No pacer may have them any more.
     pub(crate) fn release_others(&mut self, stays: impl Fn(ThreadId) -> bool) {
-        let threads = self.threads.as_fd();
-        self.entries.retain(|id, _| {
+        let Self { threads, entries, free, .. } = self;
+        entries.retain(|id, entry| {
             let stays = stays(*id);
             if !stays {
-                kernel::remove(threads, id.tid);
+                kernel::remove(threads.as_fd(), id.tid);
+                free.push(entry.index);
             }
             stays
         });
@@ -311,10 +293,8 @@ mod tests {
         }
     }
 
-    /// By its own files.
-    fn ran(id: ThreadId) -> u64 {
-        let line = std::fs::read_to_string(format!("/proc/{}/task/{}/schedstat", id.pid, id.tid)).unwrap();
-        line.split(' ').next().unwrap().parse().unwrap()
+    fn watch(counters: &mut Counters, id: ThreadId) -> Counter {
+        counters.watch(id, &ThreadFiles::open(id).unwrap()).unwrap()
     }
 
     #[test]
@@ -322,21 +302,24 @@ mod tests {
         let Some(mut counters) = start() else { return };
         let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let id = id(&child);
-        let counter = counters.watch(id, || false).unwrap();
+        let files = ThreadFiles::open(id).unwrap();
+        let ran = || files.counts().unwrap().ran;
+        until("it runs before it is counted", || ran() > 20_000_000);
+        let counter = watch(&mut counters, id);
         until("an event", || counter.read().0 != State::Unknown);
         // A thread that is read while it runs has a part of a tick more than its files say; the two are not read at
         // one time.
-        let (mine, its) = (counter.read().1.ran, ran(id));
-        until("the thread runs for a while", || ran(id) > its + 200_000_000);
-        let (more, files) = (counter.read().1.ran - mine, ran(id) - its);
-        assert!(more.abs_diff(files) < files / 4, "{more} ns by the counter, {files} ns by the files");
+        let its = ran();
+        until("the thread runs for a while", || ran() > its + 200_000_000);
+        let (counted, filed) = (counter.read().1.ran, ran());
+        assert!(counted.abs_diff(filed) < 50_000_000, "{counted} ns by the counter, {filed} ns by the files");
         assert!(matches!(counter.read().0, State::Running | State::Waits));
         child.kill().unwrap();
         child.wait().unwrap();
         until("it has ended", || counter.read().0 == State::Ended);
-        assert!(counters.watch(id, || false).is_some(), "its counter stays until it is taken back");
+        assert!(counters.watch(id, &files).is_some(), "its counter stays until it is taken back");
         counters.release_others(|_| false);
-        assert!(counters.watch(id, || false).is_none());
+        assert!(counters.watch(id, &files).is_none());
     }
 
     #[test]
@@ -346,13 +329,14 @@ mod tests {
         let id = id(&child);
         until("it sleeps", || std::fs::read_to_string(format!("/proc/{}/stat", id.pid)).unwrap().contains(") S "));
         // Without an event it is what it was when it got its counter.
-        let counter = counters.watch(id, || true).unwrap();
-        assert_eq!(counter.read(), (State::Asleep, Counts::default()));
+        let counter = watch(&mut counters, id);
+        let (state, slept) = counter.read();
+        assert!(state == State::Asleep && slept.ran > 0);
         rustix::process::kill_process(rustix::process::Pid::from_raw(id.pid).unwrap(), rustix::process::Signal::STOP)
             .unwrap();
         until("it ran, and is stopped", || {
             let (state, counts) = counter.read();
-            counts.ran > 0 && state == State::Asleep
+            counts.ran > slept.ran && state == State::Asleep
         });
         let before = counter.read().1;
         std::thread::sleep(Duration::from_millis(20));
@@ -366,7 +350,7 @@ mod tests {
         let Some(mut counters) = start() else { return };
         let spin = || Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn().unwrap();
         let mut children = [spin(), spin()];
-        let both = [id(&children[0]), id(&children[1])].map(|id| counters.watch(id, || false).unwrap());
+        let both = [id(&children[0]), id(&children[1])].map(|id| watch(&mut counters, id));
         until("each has run and has waited", || {
             both.iter().all(|counter| {
                 let counts = counter.read().1;
@@ -385,12 +369,14 @@ mod tests {
         let child = Command::new("sleep").arg("1000").spawn();
         let mut child = child.unwrap();
         let id = id(&child);
-        for index in 0..COUNTERS {
-            counters.entries.insert(ThreadId { tid: -1 - index as i32, ..id }, Entry { index, published: None });
+        let files = ThreadFiles::open(id).unwrap();
+        for (index, taken) in std::mem::take(&mut counters.free).into_iter().enumerate() {
+            let other = ThreadId { tid: -1 - index as i32, ..id };
+            counters.entries.insert(other, Entry { index: taken, published: None });
         }
-        assert!(counters.watch(id, || false).is_none());
+        assert!(counters.watch(id, &files).is_none());
         counters.release_others(|other| other.tid != -1);
-        assert!(counters.watch(id, || false).is_some());
+        assert!(counters.watch(id, &files).is_some());
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -412,7 +398,7 @@ mod tests {
         let mut line = String::new();
         io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let id = id(&child);
-        let counter = counters.watch(id, || false).unwrap();
+        let counter = watch(&mut counters, id);
         let stat = rustix::fs::fstat(&file).unwrap();
         let part = Part { file: (stat.st_dev, stat.st_ino), offset: 0x2080, length: LINE as u64 };
         let wake = |child: &Child| {

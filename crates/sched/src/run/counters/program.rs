@@ -10,12 +10,12 @@
 //! the thread's own process, whose memory is the present one. The copy waits for nothing: memory that is not there
 //! gives an error.
 
-use super::{ADDRESS, BYTES, COPIED, COUNTERS, LINE_AT, RAN, State, WAITED, WORD};
+use super::layout::{ADDRESS, BYTES, COPIED, COUNTERS, LINE_AT, RAN, STATE_BITS, State, WAITED, WORD};
 use crate::guest_page::LINE;
 
 /// What the programs need of the running kernel and of their maps.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct Needs {
     /// Offset of `pid` in `struct task_struct`, bytes.
     pub(crate) pid: i16,
     /// File descriptors of the maps: counters by thread number, and the counters.
@@ -69,8 +69,6 @@ const READ_USER_MEMORY: i32 = 112;
 /// States of a thread (include/linux/sched.h): asleep, stopped or traced; dead.
 const SLEEPS: i32 = 0x1 | 0x4 | 0x8;
 const DEAD: i32 = 0x10 | 0x20 | 0x80;
-/// The state's bits in [`WORD`]; the time is above them.
-pub(super) const STATE_BITS: i32 = 3;
 
 /// A place in a program that jumps go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,11 +155,11 @@ impl Assembler {
 
     /// Finds the counter of the thread in this argument of the tracepoint: [`R1`] has its address, [`R2`] the time of
     /// its last event, [`R3`] its state. A thread without one, or whose counter has ended, goes on at `without`.
-    fn find(&mut self, layout: &Layout, argument: i16, without: Label) {
+    fn find(&mut self, needs: &Needs, argument: i16, without: Label) {
         self.load(LOAD64, TASK, CONTEXT, 8 * argument);
-        self.load(LOAD32, R1, TASK, layout.pid);
+        self.load(LOAD32, R1, TASK, needs.pid);
         self.store(STORE32, STACK, -4, R1);
-        self.wide(R1, OF_MAP, layout.threads);
+        self.wide(R1, OF_MAP, needs.threads);
         self.register(MOVE_X, R2, STACK);
         self.number(ADD, R2, -4);
         self.number(CALL, 0, LOOK_UP);
@@ -169,7 +167,7 @@ impl Assembler {
         self.load(LOAD32, R0, R0, 0);
         self.jump(IF_AT_LEAST, R0, COUNTERS as i32, without);
         self.number(SHIFT_LEFT, R0, BYTES.trailing_zeros() as i32);
-        self.wide(R1, OF_VALUE, layout.counters);
+        self.wide(R1, OF_VALUE, needs.counters);
         self.register(ADD_X, R1, R0);
         self.load(LOAD64, R2, R1, offset(WORD));
         self.register(MOVE_X, R3, R2);
@@ -224,11 +222,11 @@ fn offset(word: usize) -> i16 {
 
 /// The program at `sched_switch`, whose arguments are whether the thread was preempted, the thread that ends, the next
 /// one, and the state of the first (include/trace/events/sched.h; since Linux 5.18).
-pub(crate) fn switch(layout: &Layout) -> Vec<u64> {
+pub(crate) fn switch(needs: &Needs) -> Vec<u64> {
     let mut program = Assembler::default();
     let [next, ran, state, store, end] = [(); 5].map(|()| program.label());
     program.begin();
-    program.find(layout, 1, next);
+    program.find(needs, 1, next);
     // A thread that was on the CPU before its first event ran since then.
     program.jump(IF_EQUAL, R3, State::Running as i32, ran);
     program.jump(IF_NOT, R3, State::Unknown as i32, state);
@@ -252,7 +250,7 @@ pub(crate) fn switch(layout: &Layout) -> Vec<u64> {
     program.copy_line(next);
 
     program.here(next);
-    program.find(layout, 2, end);
+    program.find(needs, 2, end);
     let runs = program.label();
     program.jump(IF_NOT, R3, State::Waits as i32, runs);
     program.add_time(WAITED);
@@ -264,11 +262,11 @@ pub(crate) fn switch(layout: &Layout) -> Vec<u64> {
 }
 
 /// The program at `sched_wakeup`, whose argument is the thread.
-pub(crate) fn wakeup(layout: &Layout) -> Vec<u64> {
+pub(crate) fn wakeup(needs: &Needs) -> Vec<u64> {
     let mut program = Assembler::default();
     let [waits, store, end] = [(); 3].map(|()| program.label());
     program.begin();
-    program.find(layout, 0, end);
+    program.find(needs, 0, end);
     program.jump(IF_EQUAL, R3, State::Asleep as i32, waits);
     program.jump(IF_EQUAL, R3, State::Blocked as i32, waits);
     // Of a thread without an event so far only the time changes, which tells `Counters::watch` that it woke.
