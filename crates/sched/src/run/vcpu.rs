@@ -188,7 +188,8 @@ impl VcpuThread {
     fn is_of_its_process(&self) -> bool {
         // SAFETY: takes numbers only, and sends nothing.
         let sent = unsafe { libc::syscall(libc::SYS_tgkill, self.id.pid, self.id.tid, 0) };
-        sent == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+        // Permission is asked for only of one that is there.
+        sent == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
     }
 
     /// Moves a thread that got the number of this ended thread, and so the policy that was meant for this one, to

@@ -2,7 +2,7 @@
 //! `/sys/kernel/btf/vmlinux`. The file is searched, not taken into tables: a library's tables of it take 40 MB, and the
 //! daemon's memory is locked.
 
-/// Length of the header, and of a type's fixed part.
+/// The least length of the header, and that of a type's fixed part.
 const HEADER: usize = 24;
 const TYPE: usize = 12;
 const MAGIC: u16 = 0xeb9f;
@@ -32,11 +32,13 @@ impl<'a> Btf<'a> {
     /// None if these bytes are no BTF of this machine.
     pub(crate) fn new(bytes: &'a [u8]) -> Option<Self> {
         let magic = bytes.get(..2)?.try_into().ok().map(u16::from_ne_bytes)?;
+        // Later kernels' headers are longer.
+        let header = word(bytes, 4)? as usize;
         let part = |offset: usize, length: usize| {
-            let from = HEADER.checked_add(word(bytes, offset)? as usize)?;
+            let from = header.checked_add(word(bytes, offset)? as usize)?;
             bytes.get(from..from.checked_add(word(bytes, length)? as usize)?)
         };
-        let known = magic == MAGIC && word(bytes, 4)? as usize == HEADER;
+        let known = magic == MAGIC && header >= HEADER;
         known.then_some(Self { types: part(8, 12)?, strings: part(16, 20)? })
     }
 
@@ -44,7 +46,7 @@ impl<'a> Btf<'a> {
         let mut rest = self.types;
         std::iter::from_fn(move || {
             let info = word(rest, 4)?;
-            let (kind, count) = (info >> 24 & 0x1f, info as usize & 0xffff);
+            let (kind, count) = (info >> 24 & 0x7f, info as usize & 0xff_ffff);
             let more = match kind {
                 // A number, a variable, a tag of a declaration: one word.
                 1 | 14 | 17 => 4,
@@ -54,7 +56,9 @@ impl<'a> Btf<'a> {
                 STRUCT | 5 | 15 | 19 => 12 * count,
                 // Enumerations, prototypes.
                 6 | 13 => 8 * count,
-                _ => 0,
+                // References, declarations without a body, floating point; later kinds are not known.
+                2 | 7..=12 | 16 | 18 => 0,
+                _ => return None,
             };
             let name = word(rest, 0)? as usize;
             let of = Type { name, kind, more: rest.get(TYPE..TYPE + more)? };
@@ -116,6 +120,18 @@ mod tests {
         assert_eq!(btf.typedef("int"), None, "it is no typedef");
         let bytes = example(33);
         assert_eq!(Btf::new(&bytes).unwrap().offset("task_struct", "pid"), None, "a bit field");
+    }
+
+    /// Later kernels have more in the header. A kind that is not known ends the search.
+    #[test]
+    fn a_longer_header_is_passed_over_and_an_unknown_kind_is_not() {
+        let mut bytes = example(32);
+        bytes.splice(HEADER..HEADER, [0xff; 8]);
+        bytes[4..8].copy_from_slice(&32_u32.to_ne_bytes());
+        assert_eq!(Btf::new(&bytes).unwrap().typedef("btf_trace_sched_switch"), Some(3));
+        let kind = 32 + 7;
+        bytes[kind] = 0x55;
+        assert_eq!(Btf::new(&bytes).unwrap().typedef("btf_trace_sched_switch"), None);
     }
 
     #[test]

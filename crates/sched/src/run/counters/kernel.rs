@@ -20,7 +20,7 @@ const MMAPABLE: u32 = 1 << 10;
 /// As this repository's. The kernel's function that reads the memory of user space takes it.
 const LICENSE: &CStr = c"GPL";
 /// Bytes of the verifier's messages that are kept.
-const LOG: usize = 16 * 1024;
+const LOG: usize = 64 * 1024;
 
 #[repr(C)]
 #[derive(Default)]
@@ -62,7 +62,7 @@ struct ProgramAttr {
     attach_type: u32,
     _btf: [u32; 9],
     attach_to: u32,
-    _unused: u32,
+    _unused: [u32; 2],
 }
 
 #[repr(C)]
@@ -147,24 +147,25 @@ pub(crate) fn remove(map: BorrowedFd<'_>, thread: i32) {
 /// # Errors
 /// The kernel's, with the verifier's last line.
 pub(crate) fn attach(program: &[u64], title: &str, attach_to: u32) -> io::Result<OwnedFd> {
-    let mut log = vec![0_u8; LOG];
-    let attr = ProgramAttr {
+    let mut attr = ProgramAttr {
         kind: TRACING,
         instructions_count: u32::try_from(program.len()).unwrap_or(u32::MAX),
         instructions: address(program),
         license: LICENSE.as_ptr().addr() as u64,
-        log_level: 1,
-        log_size: LOG as u32,
-        log: log.as_mut_ptr().addr() as u64,
         name: name(title),
         attach_type: TRACE_RAW_TP,
         attach_to,
         ..ProgramAttr::default()
     };
+    // The verifier's messages are asked for only where it refuses: with too little room for them it always does.
     let loaded = file(PROG_LOAD, &attr).map_err(|error| {
+        let mut log = vec![0_u8; LOG];
+        (attr.log_level, attr.log_size, attr.log) = (1, LOG as u32, log.as_mut_ptr().addr() as u64);
+        let _ = file(PROG_LOAD, &attr);
         let said = String::from_utf8_lossy(log.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
         let mut lines = said.lines().rev().filter(|line| !line.starts_with("processed "));
-        io::Error::new(error.kind(), format!("{title}: {error} {}", lines.next().unwrap_or_default()))
+        let why = format!("{title}: {error} {}", lines.next().unwrap_or_default());
+        io::Error::new(error.kind(), why)
     })?;
     // The link holds the program.
     file(RAW_TRACEPOINT_OPEN, &TracepointAttr { program: loaded.as_raw_fd() as u32, ..TracepointAttr::default() })

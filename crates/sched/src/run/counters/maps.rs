@@ -70,13 +70,15 @@ fn address_in(line: &str, wanted: Part) -> Option<u64> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let (start, end) = (hex(start)?, hex(end)?);
-    let offset = hex(words.nth(1)?)?;
+    let access = words.next()?;
+    let offset = hex(words.next()?)?;
     let (major, minor) = words.next()?.split_once(':')?;
     let [major, minor] = [major, minor].map(|number| u32::from_str_radix(number, 16).ok());
     let file = (rustix::fs::makedev(major?, minor?), words.next()?.parse().ok()?);
     let before = wanted.offset.checked_sub(offset)?;
     let within = before.checked_add(wanted.length)? <= end.checked_sub(start)?;
-    (file == wanted.file && within).then(|| start + before)
+    let shared = access.starts_with('r') && access.ends_with('s');
+    (shared && file == wanted.file && within).then(|| start + before)
 }
 
 #[cfg(test)]
@@ -84,6 +86,8 @@ mod tests {
     use super::*;
 
     const MAPS: &str = "7f00-7f00 r--p 00000000 00:00 0\n\
+        7fffe0000000-7fffe0100000 rw-p 00200000 00:01 1025                       /memfd:pc.ram (deleted)\n\
+        7fffe8000000-7fffe8100000 ---s 00200000 00:01 1025                       /memfd:pc.ram (deleted)\n\
         7ffff0000000-7ffff0100000 rw-s 00200000 00:01 1025                       /memfd:pc.ram (deleted)\n\
         7ffff4000000-7ffff8000000 rw-s 00000000 103:1a 77                        /mnt/a b\n";
 

@@ -84,17 +84,13 @@ impl Counter {
         self.memory.all().get(self.index)
     }
 
-    /// What the thread does, and its counters up to now. No system call, no loop but a second try where an event came
-    /// in between.
+    /// What the thread does, and its counters up to now. No system call. Of a thread that has just left another CPU the
+    /// last run may be missing; the next reading has it.
     pub(crate) fn read(&self) -> (State, Counts) {
         let Some([word, ran, waited, ..]) = self.words() else { return (State::Ended, Counts::default()) };
-        let read = || {
-            let counts = Counts { ran: ran.load(Ordering::Acquire), waited: waited.load(Ordering::Acquire) };
-            (counts, word.load(Ordering::Acquire))
-        };
-        let first = read();
-        // The programs write the word last. So a word that belongs to later times than these shows in a second reading.
-        let (mut counts, word) = Some(read()).filter(|again| again.1 != first.1).unwrap_or(first);
+        // The programs change the word first, and so the times are read first.
+        let mut counts = Counts { ran: ran.load(Ordering::Acquire), waited: waited.load(Ordering::Acquire) };
+        let word = word.load(Ordering::Acquire);
         let state = State::of(word);
         if state == State::Running {
             counts.ran = counts.ran.saturating_add(now().saturating_sub(word >> STATE_BITS));
@@ -108,7 +104,8 @@ impl Counter {
     /// that CPU: the thread does not run while the pacer does.
     pub(crate) fn line(&self) -> Option<[u8; LINE]> {
         let words = self.words()?;
-        let copied = words.get(COPIED)?.load(Ordering::Acquire) == 1;
+        let copied =
+            words.get(ADDRESS)?.load(Ordering::Acquire) != 0 && words.get(COPIED)?.load(Ordering::Acquire) == 1;
         let mut line = [0; LINE];
         for (to, from) in line.chunks_exact_mut(size_of::<u64>()).zip(words.iter().skip(LINE_AT)) {
             to.copy_from_slice(&from.load(Ordering::Relaxed).to_ne_bytes());
@@ -162,13 +159,23 @@ impl Counters {
         let described = std::fs::read(BTF).map_err(|error| io::Error::new(error.kind(), format!("{BTF}: {error}")))?;
         let lacks = |what: &str| io::Error::other(format!("{BTF}: no {what}"));
         let btf = Btf::new(&described).ok_or_else(|| lacks("type information of this machine"))?;
-        let pid = btf.offset("task_struct", "pid").and_then(|at| i16::try_from(at).ok());
-        let pid = pid.ok_or_else(|| lacks("task_struct.pid"))?;
+        let offset = |structure: &str, member: &str| {
+            let at = btf.offset(structure, member).and_then(|at| i16::try_from(at).ok());
+            at.ok_or_else(|| lacks(&format!("{structure}.{member}")))
+        };
+        let [pid, state, entity] = ["pid", "__state", "se"].map(|member| offset("task_struct", member));
+        let runtime = offset("sched_entity", "sum_exec_runtime")?;
         let threads = kernel::threads(COUNTERS as u32)?;
         let counters = kernel::memory(Memory::BYTES as u32)?;
         let memory = Memory::map(&counters)?;
         let [thread_map, counter_map] = [&threads, &counters].map(std::os::fd::AsRawFd::as_raw_fd);
-        let needs = Needs { pid, threads: thread_map, counters: counter_map };
+        let needs = Needs {
+            pid: pid?,
+            state: state?,
+            runtime: entity?.saturating_add(runtime),
+            threads: thread_map,
+            counters: counter_map,
+        };
         let attach = |code: Vec<u64>, point: &str| {
             let name = format!("btf_trace_{point}");
             let to = btf.typedef(&name).ok_or_else(|| lacks(&name))?;
@@ -195,8 +202,10 @@ impl Counters {
         let entry = self.entries.get_mut(&vcpu.id)?;
         if entry.published != published {
             counter.set_address(0);
-            // Without an answer the pacer's reader reads the page.
-            entry.published = published.filter(|part| self.maps.ask(vcpu.id, *part));
+            // Without an answer the pacer's reader reads the page. Elsewhere than on x86-64 a copy from what a process
+            // has of a device may end the kernel.
+            let copies = cfg!(target_arch = "x86_64");
+            entry.published = published.filter(|part| copies && self.maps.ask(vcpu.id, *part));
         }
         Some(counter)
     }
@@ -247,14 +256,14 @@ impl Counters {
     /// Takes back the counters of all other threads. No pacer may have them any more.
     pub(crate) fn release_others(&mut self, stays: impl Fn(ThreadId) -> bool) {
         let Self { threads, entries, free, .. } = self;
-        entries.retain(|id, entry| {
-            let stays = stays(*id);
-            if !stays {
+        let gone: Vec<ThreadId> = entries.keys().copied().filter(|id| !stays(*id)).collect();
+        for id in gone {
+            free.extend(entries.remove(&id).map(|entry| entry.index));
+            // A later thread may have the number.
+            if !entries.keys().any(|other| other.tid == id.tid) {
                 kernel::remove(threads.as_fd(), id.tid);
-                free.push(entry.index);
             }
-            stays
-        });
+        }
     }
 }
 
@@ -415,6 +424,8 @@ mod tests {
             wake(&child);
             counter.line().is_some_and(|line| line.starts_with(b"deadline\0"))
         });
+        counter.set_address(0);
+        assert_eq!(counter.line(), None, "it is not to be read any more");
         // Memory that is not there.
         counter.set_address(8);
         until("it ran", || {

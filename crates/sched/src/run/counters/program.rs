@@ -1,14 +1,18 @@
 //! The counters' two BPF programs, as the kernel's verifier takes them (Documentation/bpf/standardization). They are
 //! assembled here: a compiler for BPF is no part of a Rust toolchain, and they have a few dozen instructions.
 //!
-//! Both find a thread's counter by its number. At a switch of threads (tracepoint `sched_switch`) the first one adds
-//! the time since the last event to what the ending thread has run, and to what the next thread has waited; at a
-//! wake-up (`sched_wakeup`) the second one notes that the thread waits from now on. The kernel runs them with the lock
-//! of the CPU's run queue held, so no two of them change one thread's counter at the same time.
+//! Both find a thread's counter by its number. At a switch of threads (tracepoint `sched_switch`) the first one takes
+//! over what the ending thread has run, as the kernel has just counted it, and adds the time since the last event to
+//! what the next thread has waited; at a wake-up (`sched_wakeup`) the second one notes that the thread waits from now
+//! on. The kernel runs them with the lock of the CPU's run queue held, so no two of them change one thread's counter at
+//! the same time.
 //!
 //! When a vCPU's thread leaves its CPU, the first program also copies what its guest publishes. The address is one of
 //! the thread's own process, whose memory is the present one. The copy waits for nothing: memory that is not there
-//! gives an error.
+//! gives an error. A process that lays slow memory (a device's) there has its copies ended.
+//!
+//! The kernel does not run a program inside itself: a wake-up by an interrupt within the few instructions of another
+//! wake-up is missed. Its thread counts as asleep until it runs.
 
 use super::layout::{ADDRESS, BYTES, COPIED, COUNTERS, LINE_AT, RAN, STATE_BITS, State, WAITED, WORD};
 use crate::guest_page::LINE;
@@ -16,8 +20,10 @@ use crate::guest_page::LINE;
 /// What the programs need of the running kernel and of their maps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
-    /// Offset of `pid` in `struct task_struct`, bytes.
+    /// Offsets in `struct task_struct`, bytes: of `pid`, `__state` and `se.sum_exec_runtime`.
     pub(crate) pid: i16,
+    pub(crate) state: i16,
+    pub(crate) runtime: i16,
     /// File descriptors of the maps: counters by thread number, and the counters.
     pub(crate) threads: i32,
     pub(crate) counters: i32,
@@ -55,17 +61,23 @@ const IF_EQUAL: u8 = 0x15;
 const IF_NOT: u8 = 0x55;
 const IF_AT_LEAST: u8 = 0x35;
 const IF_GREATER_X: u8 = 0x2d;
+const IF_AT_LEAST_X: u8 = 0x3d;
 const IF_ANY_BIT: u8 = 0x45;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LOAD_WIDE: u8 = 0x18;
+const EXCHANGE64: u8 = 0xdb;
 /// Sources of [`LOAD_WIDE`]: a map, and the address of an array's first value.
 const OF_MAP: u8 = 1;
 const OF_VALUE: u8 = 2;
+/// Of [`EXCHANGE64`], which orders memory.
+const EXCHANGE: i32 = 0xe1;
 /// Functions of the kernel.
 const LOOK_UP: i32 = 1;
 const TIME: i32 = 5;
 const READ_USER_MEMORY: i32 = 112;
+/// A copy that takes longer, ns, is of no memory, or of such that is slow: it is the last one.
+const COPY_MAX: i32 = 20_000;
 /// States of a thread (include/linux/sched.h): asleep, stopped or traced; dead.
 const SLEEPS: i32 = 0x1 | 0x4 | 0x8;
 const DEAD: i32 = 0x10 | 0x20 | 0x80;
@@ -176,23 +188,23 @@ impl Assembler {
         self.number(SHIFT_RIGHT, R2, STATE_BITS);
     }
 
-    /// Adds the time since the last event to a word of the counter.
-    fn add_time(&mut self, word: usize) {
+    /// Adds the time since the last event to what the thread has waited.
+    fn add_wait(&mut self) {
         let skip = self.label();
         // The clocks of two CPUs may differ by a little.
         self.jump_x(IF_GREATER_X, R2, NOW, skip);
-        self.register(MOVE_X, R4, NOW);
-        self.register(SUBTRACT_X, R4, R2);
-        self.load(LOAD64, R5, R1, offset(word));
-        self.register(ADD_X, R5, R4);
-        self.store(STORE64, R1, offset(word), R5);
+        self.register(MOVE_X, R5, NOW);
+        self.register(SUBTRACT_X, R5, R2);
+        self.load(LOAD64, R0, R1, offset(WAITED));
+        self.register(ADD_X, R0, R5);
+        self.store(STORE64, R1, offset(WAITED), R0);
         self.here(skip);
     }
 
     /// Copies what the guest publishes into the counter at [`R1`], or goes on at `without` where its address is not
     /// known.
     fn copy_line(&mut self, without: Label) {
-        let failed = self.label();
+        let [failed, in_time] = [(); 2].map(|()| self.label());
         self.load(LOAD64, R3, R1, offset(ADDRESS));
         self.jump(IF_EQUAL, R3, 0, without);
         self.register(MOVE_X, TASK, R1);
@@ -204,14 +216,22 @@ impl Assembler {
         self.number(MOVE, R1, 1);
         self.here(failed);
         self.store(STORE64, TASK, offset(COPIED), R1);
+        self.number(CALL, 0, TIME);
+        self.register(MOVE_X, R1, NOW);
+        self.number(ADD, R1, COPY_MAX);
+        self.jump_x(IF_AT_LEAST_X, R1, R0, in_time);
+        self.number(MOVE, R1, 0);
+        self.store(STORE64, TASK, offset(ADDRESS), R1);
+        self.here(in_time);
     }
 
-    /// Stores the time and the state in [`R3`].
+    /// Stores the time and the state in [`R3`]. The times of the counter change after that: a reader that reads them
+    /// first has no time twice.
     fn set_state(&mut self) {
-        self.register(MOVE_X, R2, NOW);
-        self.number(SHIFT_LEFT, R2, STATE_BITS);
-        self.register(OR_X, R2, R3);
-        self.store(STORE64, R1, offset(WORD), R2);
+        self.register(MOVE_X, R4, NOW);
+        self.number(SHIFT_LEFT, R4, STATE_BITS);
+        self.register(OR_X, R4, R3);
+        self.emit(EXCHANGE64, R1, R4, offset(WORD), EXCHANGE);
     }
 }
 
@@ -224,15 +244,9 @@ fn offset(word: usize) -> i16 {
 /// one, and the state of the first (include/trace/events/sched.h; since Linux 5.18).
 pub(crate) fn switch(needs: &Needs) -> Vec<u64> {
     let mut program = Assembler::default();
-    let [next, ran, state, store, end] = [(); 5].map(|()| program.label());
+    let [next, store, end] = [(); 3].map(|()| program.label());
     program.begin();
     program.find(needs, 1, next);
-    // A thread that was on the CPU before its first event ran since then.
-    program.jump(IF_EQUAL, R3, State::Running as i32, ran);
-    program.jump(IF_NOT, R3, State::Unknown as i32, state);
-    program.here(ran);
-    program.add_time(RAN);
-    program.here(state);
     program.number(MOVE, R3, State::Waits as i32);
     program.load(LOAD64, R4, CONTEXT, 0);
     program.number(AND, R4, 0xff);
@@ -240,6 +254,9 @@ pub(crate) fn switch(needs: &Needs) -> Vec<u64> {
     program.load(LOAD64, R4, CONTEXT, 24);
     program.register(MOVE32_X, R4, R4);
     program.jump(IF_EQUAL, R4, 0, store);
+    // One that a signal kept from sleeping has the argument of one that sleeps (until Linux 6.15).
+    program.load(LOAD32, R5, TASK, needs.state);
+    program.jump(IF_EQUAL, R5, 0, store);
     program.number(MOVE, R3, State::Ended as i32);
     program.jump(IF_ANY_BIT, R4, DEAD, store);
     program.number(MOVE, R3, State::Asleep as i32);
@@ -247,16 +264,22 @@ pub(crate) fn switch(needs: &Needs) -> Vec<u64> {
     program.number(MOVE, R3, State::Blocked as i32);
     program.here(store);
     program.set_state();
+    program.load(LOAD64, R4, TASK, needs.runtime);
+    program.store(STORE64, R1, offset(RAN), R4);
     program.copy_line(next);
 
     program.here(next);
     program.find(needs, 2, end);
-    let runs = program.label();
-    program.jump(IF_NOT, R3, State::Waits as i32, runs);
-    program.add_time(WAITED);
-    program.here(runs);
+    let [waited, runs] = [(); 2].map(|()| program.label());
+    program.jump(IF_EQUAL, R3, State::Waits as i32, waited);
     program.number(MOVE, R3, State::Running as i32);
     program.set_state();
+    program.jump(JUMP, 0, 0, runs);
+    program.here(waited);
+    program.number(MOVE, R3, State::Running as i32);
+    program.set_state();
+    program.add_wait();
+    program.here(runs);
     program.here(end);
     program.finish()
 }
